@@ -1,0 +1,3 @@
+"""Anaphora: an LLM inference server and toolkit built around the KV cache."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,1 @@
+"""What runs next: request, scheduler, batch, model runner, sampler, step loop. Imports nothing heavy by itself."""

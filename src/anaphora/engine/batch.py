@@ -1,0 +1,51 @@
+"""One step's work, frozen: what the scheduler decided and the model runner executes.
+
+row.token_ids sit at positions start .. start + len - 1. Position p of cache group g lives in
+
+    block  = row.block_tables[g][p // block_size]
+    offset = p % block_size
+
+A block table covers every position up to and including the row's last; entries that a sliding
+window has passed are NULL_BLOCK.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from anaphora.types import RequestId
+
+
+@dataclass(frozen=True, slots=True)
+class BlockCopy:
+    """Copy the first `num_tokens` slots of block `src` to block `dst`, every layer of the block."""
+
+    src: int
+    dst: int
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRow:
+    """One request's share of a step."""
+
+    request_id: RequestId
+    token_ids: tuple[int, ...]
+    start: int
+    """num_computed_tokens before this step = position of token_ids[0]."""
+    block_tables: tuple[tuple[int, ...], ...]
+    """One per cache group."""
+    sample: bool
+    """True when the logits after the row's last token are wanted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Copies first (all sources are read before any write of the step), then the rows."""
+
+    rows: tuple[BatchRow, ...]
+    copies: tuple[BlockCopy, ...] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(row.token_ids) for row in self.rows)

@@ -1,0 +1,1 @@
+"""Decoders that write and read paged KV: the compact one and the transformers way."""

@@ -1,0 +1,1 @@
+"""What one token costs: config.json -> ModelGeometry. No torch."""
