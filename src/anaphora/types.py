@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NewType
 
 BlockHash = NewType("BlockHash", bytes)
@@ -19,3 +20,12 @@ TokenIds = Sequence[int]
 
 NULL_BLOCK = BlockId(-1)
 """Stands in a block table where a sliding window has passed: never read, never written."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockCopy:
+    """Copy the first `num_tokens` slots of block `src` to block `dst`, every layer of the block."""
+
+    src: BlockId
+    dst: BlockId
+    num_tokens: int

@@ -13,16 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from anaphora.types import RequestId
-
-
-@dataclass(frozen=True, slots=True)
-class BlockCopy:
-    """Copy the first `num_tokens` slots of block `src` to block `dst`, every layer of the block."""
-
-    src: int
-    dst: int
-    num_tokens: int
+from anaphora.types import BlockCopy, RequestId
 
 
 @dataclass(frozen=True, slots=True)
