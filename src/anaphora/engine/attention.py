@@ -1,16 +1,38 @@
-"""Attention over paged keys and values: the interface, and the step's context every backend builds from a Batch.
+"""Attention over paged keys and values: the interface, and the reference backend in plain torch.
 
-A backend's `begin(batch)` does what all layers share (slot mapping, tables, lengths) once, and returns the
+A backend's `begin(batch)` does what all layers share (slot mapping, tables, masks) once, and returns the
 step's `attend`. There are no globals: a decoder gets `attend` as an argument.
+
+The reference backend sees the storage as rows of pieces, one piece = one KV head of one slot of one block:
+
+    piece = (block * slots + slot) * kv_heads + head          keys as [pieces, block_size, key_dim]
+
+so that one `index_select` brings a row's context as [kv_heads, blocks * block_size, dim], in order.
+Index tensors are built for slot 0 of each group; a layer adds its slot.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
+import torch
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
-from anaphora.engine.batch import Batch
+from anaphora.engine.batch import Batch, BatchRow
+from anaphora.storage.paged import PagedStorage
+
+_MAX_SCORES = 1 << 24
+"""Most float32 scores one explicit product makes at a time (64 MiB)."""
+
+_MAX_GATHERED = 1 << 24
+"""Most elements of keys that decode rows gather together."""
+
+_SIMILAR = 0.75
+"""Decode rows share a padded gather when the shorter's blocks are at least this share of the longest's."""
 
 
 class Attend(Protocol):
@@ -50,3 +72,226 @@ class AttentionBackend(Protocol):
     def begin(self, batch: Batch) -> Attend:
         """Prepare everything the layers share. The result is valid for this one batch."""
         ...
+
+
+class TorchAttention:
+    """The reference backend: any device, every step spelled out, softmax in float32."""
+
+    def __init__(self, storage: PagedStorage) -> None:
+        self._storage = storage
+
+    def begin(self, batch: Batch) -> Attend:
+        return _Step(self._storage, batch)
+
+
+@dataclass(frozen=True)
+class _Span:
+    """Rows that attend together: B rows of n queries each over L gathered tokens (B = 1 or n = 1)."""
+
+    tokens: Tensor
+    """[B * n] where the queries lie along T."""
+    pieces: Tensor
+    """[B * kv_heads * blocks] of slot 0."""
+    first: int
+    """Gathered tokens before the first that any query sees; only B = 1 drops them."""
+    query_positions: Tensor
+    """[B, n]"""
+    key_positions: Tensor
+    """[B, L]; beyond a row's length they go on past every query's position."""
+    window: int | None
+    plain_causal: bool
+    """The queries are the whole context and no window is shorter than it."""
+
+    def hidden(self, begin: int, end: int) -> Tensor:
+        """[B, end - begin, L], True where a query must not see a key."""
+        distance = self.query_positions[:, begin:end, None] - self.key_positions[:, None]
+        hidden = distance < 0
+        return hidden if self.window is None else hidden | (distance >= self.window)
+
+    @cached_property
+    def additive_mask(self) -> Tensor:
+        """[n, L] float32 for a single row, 0 or -inf: made once, used by every layer."""
+        hidden = self.hidden(0, self.query_positions.shape[1])[0]
+        return torch.zeros(hidden.shape, device=hidden.device).masked_fill_(hidden, -torch.inf)
+
+    @cached_property
+    def unseen(self) -> tuple[Tensor, Tensor] | None:
+        """(row, token) of gathered tokens that are padding or stale; a single row's span has none."""
+        if self.query_positions.shape[1] > 1:
+            return None
+        rows, tokens = self.hidden(0, 1)[:, 0].nonzero(as_tuple=True)
+        return (rows, tokens) if len(rows) else None
+
+
+class _Step:
+    """One batch's `attend`."""
+
+    def __init__(self, storage: PagedStorage, batch: Batch) -> None:
+        self.storage = storage
+        self.batch = batch
+        self._groups = [
+            (self._slots(index), list(self._spans(index, group.window)))
+            for index, group in enumerate(storage.layout.groups)
+        ]
+
+    def __call__(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        scale: float,
+        softcap: float | None = None,
+        alibi_slopes: Tensor | None = None,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
+        layout = self.storage.layout
+        group, slot = layout.place(layer)
+        first_piece = slot * layout.kv_heads
+        slots, spans = self._groups[group]
+        slots = slots + first_piece * layout.block_size
+        for stored, new in ((self.storage.keys, key), (self.storage.values, value)):
+            flat = stored.view(-1, stored.shape[-1])
+            flat.index_copy_(0, slots, new.reshape(-1, new.shape[-1]).to(stored.dtype))
+
+        out = query.new_empty(*query.shape[:2], value.shape[-1])
+        explicit = softcap is not None or alibi_slopes is not None or sinks is not None
+        for span in spans:
+            b, n = span.query_positions.shape
+            pieces = span.pieces + first_piece
+            keys = _gather(self.storage.keys, pieces, b, layout.kv_heads, span.first, query.dtype)
+            values = _gather(self.storage.values, pieces, b, layout.kv_heads, span.first, query.dtype)
+            queries = query.index_select(0, span.tokens).view(b, n, *query.shape[1:]).transpose(1, 2)
+            keys, values = keys[:, :, : span.key_positions.shape[1]], values[:, :, : span.key_positions.shape[1]]
+            if span.unseen is not None:  # a weight of 0 does not silence a stale NaN
+                rows, tokens = span.unseen
+                values[rows, :, tokens] = 0
+            if n == 1 or explicit:
+                result = _explicit(span, queries, keys, values, scale, softcap, alibi_slopes, sinks)
+            else:
+                result = scaled_dot_product_attention(
+                    queries,
+                    keys,
+                    values,
+                    attn_mask=None if span.plain_causal else span.additive_mask.to(query.dtype),
+                    is_causal=span.plain_causal,
+                    scale=scale,
+                    enable_gqa=queries.shape[1] != keys.shape[1],
+                )
+            out[span.tokens] = result.transpose(1, 2).reshape(b * n, *out.shape[1:])
+        return out
+
+    def _tensor(self, numbers: Sequence[int] | Sequence[Sequence[int]]) -> Tensor:
+        return torch.tensor(numbers, dtype=torch.long, device=self.storage.device)
+
+    def _slots(self, group: int) -> Tensor:
+        """[T * kv_heads] rows of keys seen as [pieces * block_size, key_dim] that the step's tokens take."""
+        layout = self.storage.layout
+        size = layout.block_size
+        block_stride = layout.slots * layout.kv_heads * size
+        flat = [
+            row.block_tables[group][position // size] * block_stride + position % size
+            for row in self.batch.rows
+            for position in range(row.start, row.start + len(row.token_ids))
+        ]
+        heads = torch.arange(layout.kv_heads, device=self.storage.device) * size
+        return (self._tensor(flat)[:, None] + heads).flatten()
+
+    def _spans(self, group: int, window: int | None) -> Iterator[_Span]:
+        """Rows of several queries one by one, rows of a single query in buckets of similar length."""
+        begin = 0
+        single: list[tuple[int, int, BatchRow]] = []
+        for row in self.batch.rows:
+            n = len(row.token_ids)
+            first = 0 if window is None else max(0, row.start - window + 1)
+            if n == 1:
+                single.append((begin, first, row))
+            else:
+                yield self._span([(begin, first, row)], group, window, exact=True)
+            begin += n
+
+        size = self.storage.layout.block_size
+        per_block = self.storage.layout.kv_heads * size * self.storage.layout.key_dim
+        bucket: list[tuple[int, int, BatchRow]] = []
+        longest = 0
+        for entry in sorted(single, key=lambda entry: entry[1] - entry[2].start):
+            blocks = entry[2].start // size - entry[1] // size + 1
+            room = (len(bucket) + 1) * longest * per_block <= _MAX_GATHERED
+            if bucket and (blocks < _SIMILAR * longest - 1 or not room):
+                yield self._span(bucket, group, window, exact=False)
+                bucket = []
+            longest = blocks if not bucket else max(longest, blocks)
+            bucket.append(entry)
+        if bucket:
+            yield self._span(bucket, group, window, exact=False)
+
+    def _span(
+        self, entries: Sequence[tuple[int, int, BatchRow]], group: int, window: int | None, *, exact: bool
+    ) -> _Span:
+        layout = self.storage.layout
+        size = layout.block_size
+        rows = [row for _, _, row in entries]
+        n = len(rows[0].token_ids)
+        tables = [row.block_tables[group][first // size : (row.start + n - 1) // size + 1] for _, first, row in entries]
+        width = max(map(len, tables))
+        blocks = self._tensor([[*table, *(table[-1:] * (width - len(table)))] for table in tables])
+        heads = torch.arange(layout.kv_heads, device=blocks.device)
+        pieces = blocks[:, None] * (layout.slots * layout.kv_heads) + heads[:, None]
+        bases = [first // size * size for _, first, _ in entries]
+        dropped, kept = (entries[0][1] - bases[0], rows[0].start + n - entries[0][1]) if exact else (0, width * size)
+        begins = self._tensor([begin for begin, _, _ in entries])
+        starts = self._tensor([row.start for row in rows])
+        counts = torch.arange(n, device=blocks.device)
+        return _Span(
+            tokens=(begins[:, None] + counts).flatten(),
+            pieces=pieces.flatten(),
+            first=dropped,
+            query_positions=starts[:, None] + counts,
+            key_positions=self._tensor(bases)[:, None] + torch.arange(dropped, dropped + kept, device=blocks.device),
+            window=window,
+            plain_causal=exact and rows[0].start == 0 and (window is None or n <= window),
+        )
+
+
+def _gather(stored: Tensor, pieces: Tensor, rows: int, kv_heads: int, first: int, dtype: torch.dtype) -> Tensor:
+    """[rows, kv_heads, tokens, dim] of the pieces, the first tokens dropped."""
+    block_size, dim = stored.shape[-2:]
+    gathered = stored.view(-1, block_size * dim).index_select(0, pieces)
+    return gathered.view(rows, kv_heads, -1, dim)[:, :, first:].to(dtype)
+
+
+def _explicit(
+    span: _Span,
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    scale: float,
+    softcap: float | None,
+    alibi_slopes: Tensor | None,
+    sinks: Tensor | None,
+) -> Tensor:
+    """Attention written out, a tile of queries at a time. query [B, Hq, n, D] -> [B, Hq, n, Dv]."""
+    b, heads, n, _ = query.shape
+    kv_heads, length = keys.shape[1:3]
+    grouped = query.reshape(b, kv_heads, heads // kv_heads, n, -1)
+    per_head = (1, kv_heads, heads // kv_heads, 1, 1)
+    tile = max(1, _MAX_SCORES // (b * heads * length))
+    out = query.new_empty(b, kv_heads, heads // kv_heads, n, values.shape[-1])
+    for begin in range(0, n, tile):
+        end = min(n, begin + tile)
+        part = grouped[:, :, :, begin:end].flatten(2, 3)
+        scores = (part @ keys.transpose(2, 3)).float().view(b, kv_heads, -1, end - begin, length) * scale
+        if softcap is not None:
+            scores = torch.tanh(scores / softcap) * softcap
+        if alibi_slopes is not None:
+            distance = span.key_positions[:, None] - span.query_positions[:, begin:end, None]
+            scores = scores + alibi_slopes.float().view(per_head) * distance[:, None, None]
+        scores = scores.masked_fill_(span.hidden(begin, end)[:, None, None], -torch.inf)
+        if sinks is not None:
+            sink = sinks.float().view(per_head).expand(*scores.shape[:-1], 1)
+            weights = torch.cat([scores, sink], dim=-1).softmax(-1)[..., :-1]
+        else:
+            weights = scores.softmax(-1)
+        out[:, :, :, begin:end] = (weights.to(query.dtype).flatten(2, 3) @ values).view(out[:, :, :, begin:end].shape)
+    return out.flatten(1, 2)
