@@ -1,0 +1,138 @@
+"""The head of a GGUF file, read with every bound checked (format: ggml's docs/gguf.md, versions 2 and 3).
+
+    magic "GGUF" | version | tensor count | key count | keys and values | tensor table | padding | tensor data
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from anaphora.errors import CorruptModel, UnsupportedModel
+
+_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_STRING, _ARRAY = 8, 9
+_VERSIONS = (2, 3)
+
+
+@dataclass(frozen=True, slots=True)
+class GgufHeader:
+    """What a GGUF file says about itself; `elements` counts the weights of all tensors."""
+
+    architecture: str
+    metadata: Mapping[str, Any]
+    tensor_names: tuple[str, ...]
+    elements: int
+
+
+def read_gguf_header(path: Path) -> GgufHeader:
+    """Read the head and check that the file holds every byte its tensor table promises.
+
+    Raises CorruptModel (not GGUF, cut short, impossible values), UnsupportedModel (a version, a part of a split
+    file or a tensor type that cannot be read). Opens the file only for reading.
+    """
+    with path.open("rb") as file:
+        if file.read(4) != b"GGUF":
+            raise CorruptModel(f"{path} is not a GGUF file (it does not begin with 'GGUF'). Download it again.")
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            try:
+                return _read(path, data)
+            except (struct.error, _OutOfBounds) as error:
+                raise CorruptModel(f"{path} ends inside its header ({len(data):,} bytes). Download it again.") from error
+            except UnicodeDecodeError as error:
+                raise CorruptModel(f"{path} has garbage in its header. Download it again.") from error
+
+
+class _OutOfBounds(Exception):
+    """A length in the header points behind the end of the file."""
+
+
+class _Cursor:
+    def __init__(self, data: mmap.mmap) -> None:
+        self.data, self.pos = data, 4
+
+    def take(self, code: str, count: int = 1) -> tuple[Any, ...]:
+        layout = f"<{count}{code}"
+        # A garbage count must fail here, not after allocating for it.
+        if count * struct.calcsize(f"<{code}") > len(self.data) - self.pos:
+            raise _OutOfBounds
+        values = struct.unpack_from(layout, self.data, self.pos)
+        self.pos += struct.calcsize(layout)
+        return values
+
+    def string(self) -> str:
+        (length,) = self.take("Q")
+        if length > len(self.data) - self.pos:
+            raise _OutOfBounds
+        self.pos += length
+        return self.data[self.pos - length : self.pos].decode("utf-8")
+
+
+def _read(path: Path, data: mmap.mmap) -> GgufHeader:
+    at = _Cursor(data)
+    (version,) = at.take("I")
+    if version not in _VERSIONS:
+        raise UnsupportedModel(
+            f"{path} is GGUF version {version}; versions 2 and 3 can be read. Convert the model again with a current llama.cpp."
+        )
+    tensor_count, key_count = at.take("Q", 2)
+    metadata: dict[str, Any] = {}
+    for _ in range(key_count):
+        name = at.string()
+        metadata[name] = _value(path, at, at.take("I")[0])
+    if (parts := metadata.get("split.count", 0)) > 1:
+        raise UnsupportedModel(
+            f"{path} is one of {parts} parts of a split model. Join them first: "
+            f"llama-gguf-split --merge {path.name} whole.gguf"
+        )
+    architecture = metadata.get("general.architecture")
+    if not isinstance(architecture, str) or not tensor_count:
+        raise CorruptModel(f"{path} names no architecture or holds no tensors. Download it again.")
+    names, elements, end = _tensor_table(path, at, tensor_count)
+    alignment = metadata.get("general.alignment", 32)
+    promised = -(-at.pos // alignment) * alignment + end
+    if promised > len(data):
+        raise CorruptModel(
+            f"{path} is cut short: its tensors need {promised:,} bytes, the file has {len(data):,}. Download it again."
+        )
+    return GgufHeader(architecture, metadata, names, elements)
+
+
+def _value(path: Path, at: _Cursor, kind: int) -> Any:
+    if kind in _SCALARS:
+        return at.take(_SCALARS[kind])[0]
+    if kind == _STRING:
+        return at.string()
+    if kind == _ARRAY:
+        item, count = *at.take("I"), *at.take("Q")
+        if item in _SCALARS:
+            return list(at.take(_SCALARS[item], count))
+        if item == _STRING and count <= len(at.data):
+            return [at.string() for _ in range(count)]
+    raise CorruptModel(f"{path} has a value of unknown type {kind} in its header. Download it again.")
+
+
+def _tensor_table(path: Path, at: _Cursor, count: int) -> tuple[tuple[str, ...], int, int]:
+    """(names, weights in all, end of the last tensor in bytes from the start of the data)."""
+    from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+
+    names, elements, end = [], 0, 0
+    for _ in range(count):
+        name = at.string()
+        shape = at.take("Q", at.take("I")[0])
+        kind, offset = *at.take("I"), *at.take("Q")
+        try:
+            per_block, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(kind)]
+        except (ValueError, KeyError) as error:
+            raise UnsupportedModel(
+                f"{path}: tensor {name} has the unknown type {kind}. Take the model in another quantization."
+            ) from error
+        names.append(name)
+        elements += prod(shape)
+        end = max(end, offset + prod(shape) // per_block * block_bytes)
+    return tuple(names), elements, end
