@@ -1,0 +1,88 @@
+"""Options that several commands share, declared once. Names are vLLM's where they mean the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from anaphora.errors import ConfigError
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Bytes(click.ParamType):
+    """A size in bytes such as 4GiB."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        from anaphora.engine.config import parse_bytes
+
+        if isinstance(value, int):
+            return value
+        try:
+            return parse_bytes(str(value))
+        except ConfigError as error:
+            self.fail(str(error), param, ctx)
+
+
+ENGINE_OPTIONS: tuple[Callable[[F], F], ...] = (
+    click.option("--dtype", default="auto", show_default=True, help="auto, float32, bfloat16 or float16."),
+    click.option("--device", default="auto", show_default=True, help="auto, cpu or cuda."),
+    click.option(
+        "--implementation",
+        default="auto",
+        show_default=True,
+        help="compact (ours), transformers, or auto: ours where it knows the model.",
+    ),
+    click.option("--max-model-len", type=int, help="Context in tokens. Default: the model's own, or what fits."),
+    click.option("--max-num-seqs", type=int, default=64, show_default=True, help="Requests that run at once."),
+    click.option("--max-num-batched-tokens", type=int, help="Tokens per step. Default: 512 on a CPU, 2048 on a GPU."),
+    click.option("--block-size", type=int, default=16, show_default=True, help="Tokens per KV block: 1, 2, 4 .. 256."),
+    click.option(
+        "--kv-memory", type=Bytes(), help="Size of the KV pool. Default: half of what the weights leave free."
+    ),
+    click.option(
+        "--enable-prefix-caching/--no-enable-prefix-caching", default=True, show_default=True, help="Reuse prefixes."
+    ),
+    click.option("--seed", type=int, help="For requests that bring none. Default: each draws its own."),
+    click.option("--chat-template", type=click.Path(path_type=Path), help="Jinja file that replaces the model's own."),
+)
+
+
+def engine_options(function: F) -> F:
+    """Add every engine option to a command."""
+    for option in reversed(ENGINE_OPTIONS):
+        function = option(function)
+    return function
+
+
+def user_config(options: dict[str, Any]) -> Any:
+    """The engine options of a command's parameters -> UserConfig. Raises ConfigError."""
+    from dataclasses import fields
+
+    from anaphora.engine.config import UserConfig
+
+    values = {field.name: options[field.name] for field in fields(UserConfig)}
+    template: Path | None = values["chat_template"]
+    if template is not None:
+        try:
+            values["chat_template"] = template.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"--chat-template {template}: {error}; give a readable Jinja file") from None
+    return UserConfig(**values)
+
+
+def needs_serve_extra() -> None:
+    """Raise a clear error where the engine's packages are not installed."""
+    from importlib.util import find_spec
+
+    missing = [name for name in ("torch", "tokenizers", "safetensors", "jinja2", "psutil") if find_spec(name) is None]
+    if missing:
+        raise ConfigError(
+            f"this command needs {', '.join(missing)}, which the light install leaves out. "
+            "Install the engine with: pip install 'anaphora[serve]'"
+        )

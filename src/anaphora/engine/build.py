@@ -1,0 +1,145 @@
+"""From a model's name to a running engine: resolve the source, size the pool, load the weights, warm up."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from anaphora.engine.config import EngineConfig, Machine, UserConfig, free_memory, human_bytes, resolve
+from anaphora.engine.engine import Engine
+from anaphora.engine.sources import ModelFolder
+from anaphora.errors import ConfigError, CorruptModel
+from anaphora.geometry.layout import CacheLayout
+from anaphora.geometry.model import ModelGeometry
+
+Say = Callable[[str], None]
+
+
+@dataclass
+class Startup:
+    """Seconds each part of the start took, for the start-up line and the benchmark."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def timed(self, name: str, since: float) -> float:
+        now = time.monotonic()
+        self.seconds[name] = now - since
+        return now
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """Everything decided, nothing loaded."""
+
+    config: EngineConfig
+    layout: CacheLayout
+    geometry: ModelGeometry
+    model_config: dict[str, Any]
+    chat_template: str | None
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """config.json of a model folder. Raises CorruptModel with line and column."""
+    path = folder / "config.json"
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise CorruptModel(
+            f"{folder} has no config.json; give a folder with config.json, safetensors and tokenizer"
+        ) from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise CorruptModel(f"{path} is not valid JSON ({error}); fetch it again") from None
+    if not isinstance(config, dict):
+        raise CorruptModel(f"{path} must hold a JSON object; fetch it again")
+    return config
+
+
+def prepare(folder: ModelFolder, user: UserConfig) -> Prepared:
+    """Resolve every setting for the model in `folder` on this machine. Loads no weights."""
+    from anaphora.engine.models.checkpoint import count_weights
+
+    model_config = read_config(folder.path)
+    geometry = ModelGeometry.from_config(model_config)
+    config, layout = resolve(
+        user,
+        model_path=folder.path,
+        model_name=folder.name,
+        model_config=model_config,
+        geometry=geometry,
+        num_weights=count_weights(folder.path),
+        machine=_machine(user.device),
+    )
+    return Prepared(config, layout, geometry, model_config, user.chat_template)
+
+
+def load(prepared: Prepared, startup: Startup) -> Engine:
+    """Load the weights, allot the pool and run one token through the model. State changes: memory."""
+    import torch
+
+    from anaphora.engine.models.load import load_decoder
+    from anaphora.engine.runner import ModelRunner
+    from anaphora.engine.tokenizer import Tokenizer
+    from anaphora.storage.paged import PagedStorage
+
+    config = prepared.config
+    since = time.monotonic()
+    tokenizer = Tokenizer.from_folder(config.model_path, chat_template=prepared.chat_template)
+    since = startup.timed("tokenizer", since)
+    dtype = getattr(torch, config.dtype)
+    device = torch.device(config.device)
+    loaded = load_decoder(
+        config.model_path,
+        prepared.model_config,
+        prepared.geometry,
+        dtype=dtype,
+        device=device,
+        implementation=config.implementation,
+    )
+    storage = PagedStorage(prepared.layout, config.num_blocks, dtype, device)
+    since = startup.timed("weights", since)
+    runner = ModelRunner(loaded.decoder, storage, prepared.layout)
+    engine = Engine(config, prepared.layout, runner, tokenizer, loaded.weights_digest)
+    engine.warm_up()
+    startup.timed("warm-up", since)
+    return engine
+
+
+def allotment(prepared: Prepared) -> list[tuple[str, str]]:
+    """What the memory went to, as (label, value) lines: weights, KV per token, pool, requests at full length."""
+    config, layout = prepared.config, prepared.layout
+    tokens = config.num_blocks * config.block_size // len(layout.groups)
+    per_request = layout.blocks_for(config.max_model_len, config.max_num_batched_tokens)
+    return [
+        ("model", f"{config.model_name} ({prepared.geometry.architecture})"),
+        ("dtype", f"{config.dtype} on {config.device} ({config.dtype_reason})"),
+        ("weights", f"{config.weight_bytes:,} bytes ({human_bytes(config.weight_bytes)})"),
+        ("KV per token", f"{config.bytes_per_token:,} bytes ({human_bytes(config.bytes_per_token)})"),
+        ("KV pool", f"{config.kv_bytes:,} bytes ({human_bytes(config.kv_bytes)})"),
+        ("blocks", f"{config.num_blocks:,} of {config.block_size} tokens = {tokens:,} tokens"),
+        (
+            "requests",
+            f"{config.num_blocks // per_request:,} at the full {config.max_model_len:,} tokens; "
+            f"at most {config.max_num_seqs} run at once",
+        ),
+    ]
+
+
+def _machine(asked: str) -> Machine:
+    """Look at the device. Raises ConfigError when it is not here."""
+    import torch
+
+    if asked not in ("auto", "cpu") and not asked.startswith("cuda"):
+        raise ConfigError(f"--device is {asked!r}; it must be auto, cpu or cuda")
+    cuda = torch.cuda.is_available()
+    if asked.startswith("cuda") and not cuda:
+        raise ConfigError(
+            "--device cuda: torch sees no CUDA device here; use --device cpu or install a CUDA build of torch"
+        )
+    if asked == "cpu" or not cuda:
+        return Machine("cpu", bool(torch.ops.mkldnn._is_mkldnn_bf16_supported()), free_memory())
+    device = "cuda" if asked == "auto" else asked
+    return Machine(device, True, int(torch.cuda.mem_get_info(device)[0]))

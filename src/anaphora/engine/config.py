@@ -1,0 +1,217 @@
+"""What the user asked for (UserConfig, with None for "you choose") and what was resolved (EngineConfig, no None left)."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from anaphora.errors import ConfigError
+from anaphora.geometry.layout import CacheLayout
+from anaphora.geometry.model import ModelGeometry
+
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+_DTYPE_NAMES = {"auto": None, "half": "float16", "float": "float32"} | {name: name for name in DTYPE_BYTES}
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+
+
+@dataclass(frozen=True, slots=True)
+class UserConfig:
+    """As given on the command line, in a file or by a caller. None = resolved from model and machine."""
+
+    dtype: str = "auto"
+    device: str = "auto"
+    implementation: str = "auto"
+    max_model_len: int | None = None
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int | None = None
+    block_size: int = 16
+    kv_memory: int | None = None
+    """Bytes of the KV pool."""
+    enable_prefix_caching: bool = True
+    seed: int | None = None
+    """Of requests that bring none; None = each draws its own."""
+    chat_template: str | None = None
+    """A Jinja template that replaces the model's own."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Everything the engine runs with. Resolved once, never changed."""
+
+    model_path: Path
+    model_name: str
+    dtype: str
+    dtype_reason: str
+    device: str
+    implementation: str
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    block_size: int
+    num_blocks: int
+    weight_bytes: int
+    bytes_per_token: int
+    block_bytes: int
+    enable_prefix_caching: bool
+    seed: int | None
+
+    @property
+    def kv_bytes(self) -> int:
+        return self.num_blocks * self.block_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What resolving needs to know of this machine."""
+
+    device: str
+    fast_bfloat16: bool
+    free_bytes: int
+    """Memory the process may still take, before the weights are loaded."""
+
+
+def resolve(
+    user: UserConfig,
+    *,
+    model_path: Path,
+    model_name: str,
+    model_config: dict[str, Any],
+    geometry: ModelGeometry,
+    num_weights: int,
+    machine: Machine,
+) -> tuple[EngineConfig, CacheLayout]:
+    """Fill in every open value. Raises ConfigError with the number that would work."""
+    _positive(user)
+    dtype, reason = _dtype(user.dtype, model_config, machine)
+    layout = CacheLayout.of(geometry, user.block_size)
+    block_bytes = layout.block_bytes(DTYPE_BYTES[dtype])
+    weight_bytes = num_weights * DTYPE_BYTES[dtype]
+    batched = user.max_num_batched_tokens or (512 if machine.device == "cpu" else 2048)
+    if batched < user.max_num_seqs:
+        raise ConfigError(
+            f"--max-num-batched-tokens {batched} is below --max-num-seqs {user.max_num_seqs}: every running "
+            f"request needs one token per step. Raise the first to {user.max_num_seqs} or lower the second to {batched}"
+        )
+    left = machine.free_bytes - weight_bytes
+    kv_memory = user.kv_memory if user.kv_memory is not None else max(left, 0) // 2
+    if kv_memory > left:
+        raise ConfigError(
+            f"--kv-memory {human_bytes(kv_memory)} does not fit: {human_bytes(machine.free_bytes)} are free and the "
+            f"weights take {human_bytes(weight_bytes)}. Ask for at most {human_bytes(max(left, 0))}"
+        )
+    num_blocks = kv_memory // block_bytes
+    limit = geometry.max_position
+    if user.max_model_len is not None and limit is not None and user.max_model_len > limit:
+        raise ConfigError(
+            f"--max-model-len {user.max_model_len} is beyond this model's context of {limit} tokens "
+            f"(max_position_embeddings). Use {limit} or less"
+        )
+    wanted = user.max_model_len or limit or 4096
+    fits = _longest_that_fits(layout, num_blocks, wanted, batched)
+    if fits < 1 or (user.max_model_len is not None and fits < wanted):
+        need = layout.blocks_for(wanted, batched) * block_bytes
+        raise ConfigError(
+            f"the KV pool of {human_bytes(kv_memory)} holds {max(fits, 0)} tokens of one request; "
+            f"{wanted} tokens need {human_bytes(need)}. Raise --kv-memory to that, or lower --max-model-len"
+        )
+    config = EngineConfig(
+        model_path=model_path,
+        model_name=model_name,
+        dtype=dtype,
+        dtype_reason=reason,
+        device=machine.device,
+        implementation=user.implementation,
+        max_model_len=fits,
+        max_num_seqs=user.max_num_seqs,
+        max_num_batched_tokens=batched,
+        block_size=user.block_size,
+        num_blocks=num_blocks,
+        weight_bytes=weight_bytes,
+        bytes_per_token=geometry.bytes_per_token(DTYPE_BYTES[dtype]),
+        block_bytes=block_bytes,
+        enable_prefix_caching=user.enable_prefix_caching,
+        seed=user.seed,
+    )
+    return config, layout
+
+
+def _positive(user: UserConfig) -> None:
+    for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "kv_memory"):
+        value = getattr(user, name)
+        if value is not None and value < 1:
+            raise ConfigError(f"--{name.replace('_', '-')} is {value}; it must be 1 or more")
+    size = user.block_size
+    if not 1 <= size <= 256 or size & (size - 1):
+        raise ConfigError(f"--block-size is {size}; it must be a power of two from 1 to 256, for example 16")
+    if user.implementation not in ("auto", "compact", "transformers"):
+        raise ConfigError(f"--implementation is {user.implementation!r}; it must be auto, compact or transformers")
+
+
+def _dtype(asked: str, model_config: dict[str, Any], machine: Machine) -> tuple[str, str]:
+    """(name, why). On a CPU without bfloat16 instructions auto is float32: products run about eight times faster."""
+    if asked not in _DTYPE_NAMES:
+        raise ConfigError(f"--dtype is {asked!r}; it must be one of {', '.join(_DTYPE_NAMES)}")
+    chosen = _DTYPE_NAMES[asked]
+    if chosen is not None:
+        return chosen, "asked for"
+    text = model_config.get("text_config") or {}
+    own = str(
+        text.get("dtype") or text.get("torch_dtype") or model_config.get("dtype") or model_config.get("torch_dtype")
+    )
+    own = own.removeprefix("torch.")
+    if own not in DTYPE_BYTES:
+        own = "float32"
+    if machine.device == "cpu" and own != "float32" and not machine.fast_bfloat16:
+        return "float32", f"the model's is {own}, but this CPU has no bfloat16 instructions"
+    if machine.device == "cpu" and own == "float16":
+        return "bfloat16", "the model's is float16, which CPUs compute slowly"
+    return own, "the model's own"
+
+
+def _longest_that_fits(layout: CacheLayout, num_blocks: int, wanted: int, in_flight: int) -> int:
+    """Most tokens one request may have in a pool of `num_blocks` (0 when not even one block a group is there)."""
+    low, high = 0, wanted
+    while low < high:
+        middle = (low + high + 1) // 2
+        if layout.blocks_for(middle, in_flight) <= num_blocks:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def parse_bytes(text: str) -> int:
+    """'4GiB', '500MB', '2g', '1073741824' -> bytes. Raises ConfigError."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?\s*", text.lower())
+    if match is None:
+        raise ConfigError(f"{text!r} is not a size; write for example 4GiB, 500MB or 1073741824")
+    return int(float(match[1]) * _UNITS[match[2] or ""])
+
+
+def human_bytes(count: int) -> str:
+    """Power-of-two units with two decimals at most: 469762048 -> '448 MiB'."""
+    value = float(count)
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if abs(value) < 1024:
+            return f"{value:.2f}".rstrip("0").rstrip(".") + f" {unit}"
+        value /= 1024
+    return f"{value:.2f} TiB"
+
+
+def free_memory() -> int:
+    """Bytes of RAM this process may still take: what the system has available, or less where a cgroup limits it."""
+    import psutil
+
+    free = int(psutil.virtual_memory().available)
+    for limit_file, used_file in (
+        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+        ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+    ):
+        if os.path.exists(limit_file) and os.path.exists(used_file):
+            limit = Path(limit_file).read_text().strip()
+            if limit.isdigit():
+                free = min(free, int(limit) - int(Path(used_file).read_text()))
+    return free

@@ -1,0 +1,275 @@
+"""Engine: composes scheduler, model runner, sampler and text; one `step` moves every running request on."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from anaphora.blocks.hashing import HashChain, Namespace
+from anaphora.blocks.manager import KVCacheManager
+from anaphora.engine.batch import Batch, BatchRow
+from anaphora.engine.config import EngineConfig
+from anaphora.engine.output_text import OutputText, TextDelta
+from anaphora.engine.params import FinishReason, RequestOutput, SamplingParams
+from anaphora.engine.request import Request
+from anaphora.engine.runner import ModelRunner
+from anaphora.engine.sampler import SampleFailure, SampleRow, sample
+from anaphora.engine.scheduler import Scheduler
+from anaphora.engine.stats import EngineStats
+from anaphora.engine.tokenizer import Tokenizer
+from anaphora.errors import ContextTooLong, InvalidRequest, RequestNeverFits
+from anaphora.geometry.layout import CacheLayout
+from anaphora.types import BlockId, RequestId
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+logger = logging.getLogger(__name__)
+
+
+class Engine:
+    """Not thread-safe: one thread calls `add`, `abort` and `step` (see EngineLoop)."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        layout: CacheLayout,
+        runner: ModelRunner,
+        tokenizer: Tokenizer,
+        *,
+        vocab_size: int,
+        weights_digest: str,
+    ) -> None:
+        self.config = config
+        self.tokenizer = tokenizer
+        self.runner = runner
+        self.vocab_size = vocab_size
+        self.failed_steps = 0
+        """Steps in a row that could not be computed."""
+        self.last_error = ""
+        self.cache = KVCacheManager(
+            config.num_blocks,
+            config.block_size,
+            [group.window for group in layout.groups],
+            enable_prefix_caching=config.enable_prefix_caching,
+        )
+        self.scheduler = Scheduler(
+            self.cache,
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+        )
+        self.stats = EngineStats(
+            blocks_total=config.num_blocks,
+            blocks_free=config.num_blocks,
+            block_size=config.block_size,
+            bytes_per_token=config.bytes_per_token,
+        )
+        self._layout = layout
+        self._weights_digest = weights_digest
+        self._arrivals = 0
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.scheduler.requests)
+
+    def check(self, prompt_ids: Sequence[int], params: SamplingParams) -> int:
+        """Whether the request can run; returns its limit of new tokens. Changes nothing.
+
+        Raises InvalidRequest, ContextTooLong (with both numbers), RequestNeverFits.
+        """
+        context, prompt = self.config.max_model_len, len(prompt_ids)
+        if prompt == 0:
+            raise InvalidRequest("the prompt has no tokens; send at least one", param="prompt")
+        if min(prompt_ids) < 0 or max(prompt_ids) >= self.vocab_size:
+            bad = next(t for t in prompt_ids if not 0 <= t < self.vocab_size)
+            raise InvalidRequest(f"token id {bad} is outside the vocabulary of {self.vocab_size}", param="prompt")
+        if prompt >= context:
+            raise ContextTooLong(
+                f"the prompt has {prompt} tokens and the context is {context}, which must hold at least one new "
+                f"token too. Shorten the prompt to {context - 1} tokens or restart with a larger --max-model-len",
+                param="prompt",
+            )
+        max_tokens = context - prompt if params.max_tokens is None else params.max_tokens
+        if prompt + max_tokens > context:
+            raise ContextTooLong(
+                f"the prompt has {prompt} tokens and max_tokens is {max_tokens}: {prompt + max_tokens} together, "
+                f"but the context is {context}. Lower max_tokens to {context - prompt} or shorten the prompt",
+                param="max_tokens",
+            )
+        needed = self._layout.blocks_for(prompt + max_tokens - 1, self.config.max_num_batched_tokens)
+        if needed > self.config.num_blocks:
+            raise RequestNeverFits(
+                f"prompt and max_tokens need {needed} KV blocks and the pool has {self.config.num_blocks}. "
+                "Lower max_tokens, shorten the prompt, or restart with a larger --kv-memory",
+                param="max_tokens",
+            )
+        return max_tokens
+
+    def add(
+        self, request_id: str, prompt_ids: Sequence[int], params: SamplingParams, *, cache_salt: str | None = None
+    ) -> None:
+        """Queue a sequence. Raises what `check` raises, and InvalidRequest when the id is in use."""
+        if RequestId(request_id) in self.scheduler.requests:
+            raise InvalidRequest(f"request id {request_id!r} is in use; choose another", param="request_id")
+        max_tokens = self.check(prompt_ids, params)
+        namespace = Namespace(
+            weights_digest=self._weights_digest,
+            kv_dtype=self.config.dtype,
+            layout=repr(self._layout),
+            tokenizer_digest=self.tokenizer.digest,
+            cache_salt=cache_salt or "",
+        )
+        seed = params.seed if params.seed is not None else self.config.seed
+        self.scheduler.add(
+            Request(
+                request_id=RequestId(request_id),
+                arrival=self._arrivals,
+                prompt_ids=prompt_ids,
+                params=params,
+                max_tokens=max_tokens,
+                seed=secrets.randbits(63) if seed is None else seed,
+                chain=HashChain(namespace.key, self.config.block_size),
+                text=OutputText(self.tokenizer, params),
+            )
+        )
+        self._arrivals += 1
+
+    def abort(self, request_id: str) -> bool:
+        """Free a request's blocks now. False when there is no such request (finished already)."""
+        request = self.scheduler.requests.get(RequestId(request_id))
+        if request is None:
+            return False
+        self._finish(request, "abort")
+        self._update_gauges()
+        return True
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget every cached block; False when some are in use (those stay)."""
+        done = self.cache.reset_prefix_cache()
+        self._update_gauges()
+        return done
+
+    def step(self) -> list[RequestOutput]:
+        """Schedule, compute, sample; returns what was added to each request that got a token or ended.
+
+        A batch that cannot be computed ends its own requests with "error" and counts in `failed_steps`.
+        """
+        began = time.monotonic()
+        batch = self.scheduler.schedule()
+        self._count_admissions(began)
+        if not batch.rows:
+            return []
+        try:
+            logits = self.runner.execute(batch)
+        except Exception as error:
+            logger.exception("a step of %d tokens failed", batch.num_tokens)
+            self.failed_steps += 1
+            self.last_error = f"{type(error).__name__}: {error}"
+            outputs = [self._failed(request) for request in self.scheduler.fail(batch)]
+        else:
+            self.failed_steps = 0
+            self.scheduler.update(batch)
+            outputs = self._sample(batch, logits)
+            self.stats.computed_tokens += batch.num_tokens
+        self.stats.step_time.observe(time.monotonic() - began)
+        self._update_gauges()
+        return outputs
+
+    def warm_up(self) -> None:
+        """Run one token through the model, so that the first request does not pay for first-time set-up.
+
+        Writes to block 0 only, which nothing owns yet.
+        """
+        tables = tuple((BlockId(0),) for _ in self._layout.groups)
+        self.runner.execute(Batch((BatchRow(RequestId("warm-up"), (0,), 0, tables, sample=True),)))
+
+    def _sample(self, batch: Batch, logits: Tensor) -> list[RequestOutput]:
+        requests = [self.scheduler.requests[row.request_id] for row in batch.rows if row.sample]
+        eos = self.tokenizer.eos_token_ids
+        rows = [SampleRow(r.params, r.prompt_ids, r.output_ids, r.seed, eos) for r in requests]
+        now = time.monotonic()
+        outputs = []
+        for request, choice in zip(requests, sample(logits, rows), strict=True):
+            if isinstance(choice, SampleFailure):
+                self._finish(request, "error")
+                outputs.append(self._output(request, TextDelta(), "error", error=choice.reason))
+                continue
+            request.append(choice if isinstance(choice, int) else choice.token_id)
+            self._time_token(request, now)
+            outputs.append(self._advance(request, request.text.push(choice)))
+        return outputs
+
+    def _advance(self, request: Request, delta: TextDelta) -> RequestOutput:
+        """End the request if its text or its length says so."""
+        if delta.finished_by is not None:
+            self._finish(request, "stop")
+            reason = None if delta.finished_by in self.tokenizer.eos_token_ids else delta.finished_by
+            return self._output(request, delta, "stop", stop_reason=reason)
+        if request.num_output_tokens >= request.max_tokens:
+            self._finish(request, "length")
+            return self._output(request, delta + request.text.flush(), "length")
+        return self._output(request, delta, None)
+
+    def _failed(self, request: Request) -> RequestOutput:
+        """For a request the scheduler has dropped after a failed step."""
+        self._count_finish(request, "error")
+        return self._output(request, TextDelta(), "error", error=f"the step could not be computed: {self.last_error}")
+
+    def _output(
+        self,
+        request: Request,
+        delta: TextDelta,
+        finish_reason: FinishReason | None,
+        *,
+        stop_reason: str | int | None = None,
+        error: str | None = None,
+    ) -> RequestOutput:
+        return RequestOutput(
+            request_id=request.request_id,
+            text=delta.text,
+            token_ids=delta.token_ids,
+            logprobs=delta.logprobs,
+            finish_reason=finish_reason,
+            stop_reason=stop_reason,
+            error=error,
+            num_prompt_tokens=request.num_prompt_tokens,
+            num_cached_tokens=request.num_cached_tokens or 0,
+            num_output_tokens=request.num_output_tokens,
+        )
+
+    def _finish(self, request: Request, reason: FinishReason) -> None:
+        self.scheduler.finish(request)
+        self._count_finish(request, reason)
+
+    def _count_finish(self, request: Request, reason: FinishReason) -> None:
+        self.stats.finished[reason] = self.stats.finished.get(reason, 0) + 1
+        self.stats.e2e.observe(time.monotonic() - request.arrival_time)
+
+    def _count_admissions(self, now: float) -> None:
+        for request in self.scheduler.just_admitted:
+            assert request.num_cached_tokens is not None
+            self.stats.queue_time.observe(now - request.arrival_time)
+            self.stats.prompt_tokens += request.num_prompt_tokens
+            self.stats.cached_tokens += request.num_cached_tokens
+            if self.config.enable_prefix_caching:
+                self.stats.prefix_queries += request.num_prompt_tokens
+                self.stats.prefix_hits += request.num_cached_tokens
+
+    def _time_token(self, request: Request, now: float) -> None:
+        self.stats.generated_tokens += 1
+        if request.last_token_time is None:
+            self.stats.ttft.observe(now - request.arrival_time)
+        else:
+            self.stats.itl.observe(now - request.last_token_time)
+        request.last_token_time = now
+
+    def _update_gauges(self) -> None:
+        stats, cache = self.stats, self.cache
+        stats.num_running = len(self.scheduler.running)
+        stats.num_waiting = len(self.scheduler.waiting)
+        stats.blocks_free, stats.blocks_active, stats.blocks_cached = cache.num_free, cache.num_active, cache.num_cached
+        stats.preemptions = self.scheduler.preemptions
+        stats.evictions = cache.evictions

@@ -1,0 +1,73 @@
+"""One sequence in the engine: its tokens, its blocks, how far it has come."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from enum import Enum
+
+from anaphora.blocks.hashing import HashChain
+from anaphora.blocks.manager import BlockTable
+from anaphora.engine.output_text import OutputText
+from anaphora.engine.params import SamplingParams
+from anaphora.types import BlockHash, RequestId
+
+
+class Status(Enum):
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+class Request:
+    """Tokens are append-only; `num_computed_tokens` counts the leading ones whose KV lies in `table`."""
+
+    def __init__(
+        self,
+        request_id: RequestId,
+        arrival: int,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        max_tokens: int,
+        seed: int,
+        chain: HashChain,
+        text: OutputText,
+    ) -> None:
+        self.request_id = request_id
+        self.arrival = arrival
+        """Order of arrival: the lower one goes first, and is preempted last."""
+        self.prompt_ids = tuple(prompt_ids)
+        self.output_ids: list[int] = []
+        self.tokens: list[int] = list(prompt_ids)
+        """Prompt and output."""
+        self.params = params
+        self.max_tokens = max_tokens
+        self.seed = seed
+        self.chain = chain
+        self.text = text
+        self.status = Status.WAITING
+        self.table: BlockTable | None = None
+        self.num_computed_tokens = 0
+        self.num_cached_tokens: int | None = None
+        """Prompt tokens reused at first admission; None until then."""
+        self.waits_for: BlockHash | None = None
+        """The block another running request is computing just now, and this one will share."""
+        self.arrival_time = time.monotonic()
+        self.last_token_time: float | None = None
+
+    @property
+    def num_remaining(self) -> int:
+        """Tokens whose KV is not computed yet: 1 while decoding, more while catching up."""
+        return len(self.tokens) - self.num_computed_tokens
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.prompt_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.output_ids)
+
+    def append(self, token_id: int) -> None:
+        self.output_ids.append(token_id)
+        self.tokens.append(token_id)

@@ -1,0 +1,178 @@
+"""Decides what runs next. One rule: a request catches up from num_computed_tokens to its length.
+
+Prefill, chunked prefill, decode and resumption after preemption are all that rule. Requests are served in
+order of arrival; when blocks run out, the youngest running request gives its up (recompute), so the oldest
+always finishes. Torch-free.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+
+from anaphora.blocks.manager import KVCacheManager
+from anaphora.engine.batch import Batch, BatchRow
+from anaphora.engine.request import Request, Status
+from anaphora.errors import OutOfBlocks
+from anaphora.types import BlockCopy, BlockHash, RequestId
+
+
+def _by_arrival(request: Request) -> int:
+    return request.arrival
+
+
+class Scheduler:
+    """Owns the waiting and running lists and asks the cache for blocks. Not thread-safe."""
+
+    def __init__(self, cache: KVCacheManager, *, max_num_seqs: int, max_num_batched_tokens: int) -> None:
+        self._cache = cache
+        self._max_num_seqs = max_num_seqs
+        self._max_num_batched_tokens = max_num_batched_tokens
+        self.waiting: list[Request] = []
+        self.running: list[Request] = []
+        self.requests: dict[RequestId, Request] = {}
+        self.preemptions = 0
+        self.just_admitted: list[Request] = []
+        """Requests that the last `schedule` admitted for the first time."""
+
+    def add(self, request: Request) -> None:
+        self.requests[request.request_id] = request
+        insort(self.waiting, request, key=_by_arrival)
+
+    def schedule(self) -> Batch:
+        """Choose the next step's work. Pins and allocates blocks; may preempt. An empty batch means nothing to do."""
+        self.just_admitted = []
+        preemptions = self.preemptions
+        rows = self._continue_running()
+        copies: list[BlockCopy] = []
+        if self.preemptions == preemptions:
+            self._admit(rows, copies)
+        return Batch(tuple(rows.values()), tuple(copies))
+
+    def update(self, batch: Batch) -> None:
+        """The batch was computed: advance its requests, make whole blocks findable, drop what windows passed."""
+        self._cache.release_copies(batch.copies)
+        for row in batch.rows:
+            request = self.requests[row.request_id]
+            assert request.table is not None
+            request.num_computed_tokens = row.start + len(row.token_ids)
+            self._cache.commit(request.table, request.tokens, request.chain, request.num_computed_tokens)
+            self._cache.slide(request.table, request.num_computed_tokens)
+
+    def fail(self, batch: Batch) -> list[Request]:
+        """The batch could not be computed: forget its requests without making anything findable."""
+        self._cache.release_copies(batch.copies)
+        failed = [self.requests[row.request_id] for row in batch.rows]
+        for request in failed:
+            self.finish(request)
+        return failed
+
+    def finish(self, request: Request) -> None:
+        """Give the request's blocks back (findable as far as computed) and forget it."""
+        if request.table is not None:
+            self._cache.close(request.table, request.tokens, request.chain, request.num_computed_tokens)
+            request.table = None
+        (self.running if request.status is Status.RUNNING else self.waiting).remove(request)
+        request.status = Status.FINISHED
+        del self.requests[request.request_id]
+
+    def _continue_running(self) -> dict[RequestId, BatchRow]:
+        """Rows for the running requests: those that decode first, so that prefill never holds them up."""
+        rows: dict[RequestId, BatchRow] = {}
+        budget = self._max_num_batched_tokens
+        for request in sorted(self.running, key=lambda r: (r.num_remaining > 1, r.arrival)):
+            if request.status is not Status.RUNNING:  # preempted a moment ago
+                continue
+            count = min(request.num_remaining, budget)
+            if count == 0:
+                break
+            while request.status is Status.RUNNING:
+                assert request.table is not None
+                try:
+                    self._cache.reserve(request.table, request.num_computed_tokens + count)
+                except OutOfBlocks:
+                    row = rows.pop(self._preempt_youngest(), None)
+                    budget += len(row.token_ids) if row else 0
+                else:
+                    rows[request.request_id] = _row(request, count)
+                    budget -= count
+                    break
+        return rows
+
+    def _preempt_youngest(self) -> RequestId:
+        victim = max(self.running, key=_by_arrival)
+        assert victim.table is not None
+        self._cache.close(victim.table, victim.tokens, victim.chain, victim.num_computed_tokens)
+        victim.table = None
+        victim.num_computed_tokens = 0
+        victim.status = Status.WAITING
+        self.running.remove(victim)
+        insort(self.waiting, victim, key=_by_arrival)
+        self.preemptions += 1
+        return victim.request_id
+
+    def _admit(self, rows: dict[RequestId, BatchRow], copies: list[BlockCopy]) -> None:
+        """Let waiting requests in, oldest first, while there are sequences, tokens and blocks for them."""
+        budget = self._max_num_batched_tokens - sum(len(row.token_ids) for row in rows.values())
+        in_flight: set[BlockHash] | None = None
+        for request in list(self.waiting):
+            if budget == 0 or len(self.running) == self._max_num_seqs:
+                break
+            if in_flight is None:
+                in_flight = set()
+                for other in self.running:
+                    in_flight.update(self._being_computed(other))
+            if request.waits_for in in_flight:
+                continue
+            request.chain.extend(request.tokens)
+            match = self._cache.match_prefix(request.tokens, request.chain, len(request.tokens) - 1)
+            request.waits_for = self._next_block(request, match.num_tokens)
+            if request.waits_for in in_flight:
+                continue
+            try:
+                table, new_copies = self._cache.open(match)
+            except OutOfBlocks:
+                break
+            count = min(len(request.tokens) - match.num_tokens, budget)
+            wanted = len(request.tokens) if self.running else match.num_tokens + count
+            if self._cache.blocks_needed(table, wanted) > self._cache.num_free + self._cache.num_cached:
+                self._cache.release_copies(new_copies)
+                self._cache.close(table, request.tokens, request.chain, 0)
+                break
+            self._cache.reserve(table, match.num_tokens + count)
+            copies += new_copies
+            budget -= count
+            self._start(request, match.num_tokens)
+            request.table = table
+            rows[request.request_id] = _row(request, count)
+            in_flight.update(self._being_computed(request))
+
+    def _start(self, request: Request, num_matched: int) -> None:
+        self.waiting.remove(request)
+        insort(self.running, request, key=_by_arrival)
+        request.status = Status.RUNNING
+        request.num_computed_tokens = num_matched
+        if request.num_cached_tokens is None:
+            request.num_cached_tokens = num_matched
+            self.just_admitted.append(request)
+
+    def _being_computed(self, request: Request) -> list[BlockHash]:
+        """Full blocks this running request has yet to compute; others who need them wait instead of computing too."""
+        if not self._cache.enable_prefix_caching or request.num_remaining <= 1:
+            return []
+        return request.chain.hashes[request.num_computed_tokens // self._cache.block_size :]
+
+    def _next_block(self, request: Request, num_matched: int) -> BlockHash | None:
+        index = num_matched // self._cache.block_size
+        return request.chain.hashes[index] if index < len(request.chain.hashes) else None
+
+
+def _row(request: Request, count: int) -> BatchRow:
+    start = request.num_computed_tokens
+    assert request.table is not None
+    return BatchRow(
+        request_id=request.request_id,
+        token_ids=tuple(request.tokens[start : start + count]),
+        start=start,
+        block_tables=tuple(tuple(table) for table in request.table.groups),
+        sample=start + count == len(request.tokens),
+    )
