@@ -28,7 +28,23 @@ from typing import Any
 
 import httpx
 
-WORDS = "river stone lamp paper garden window copper letter winter harbour signal morning bridge candle engine".split()
+WORDS = [
+    "river",
+    "stone",
+    "lamp",
+    "paper",
+    "garden",
+    "window",
+    "copper",
+    "letter",
+    "winter",
+    "harbour",
+    "signal",
+    "morning",
+    "bridge",
+    "candle",
+    "engine",
+]
 
 
 @dataclass

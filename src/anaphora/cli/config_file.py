@@ -16,7 +16,7 @@ REPLACED = {
     "kv_offloading_size": "tiers outside the pool are not there yet; drop the key",
     "cpu_offload_gb": "it moves weights, not KV, and there is nothing of the kind here; drop the key",
     "num_gpu_blocks_override": "set the pool with kv-memory, for example kv-memory: 4GiB",
-    "gpu_memory_utilization": "set the pool with kv-memory, for example kv-memory: 4GiB (default: half of what is free)",
+    "gpu_memory_utilization": "set the pool with kv-memory, for example kv-memory: 4GiB",
     "device_memory_utilization": "set the pool with kv-memory, for example kv-memory: 4GiB",
     "kv_cache_memory_bytes": "the same is called kv-memory here",
     "enable_chunked_prefill": "prefill is always chunked; drop the key",
@@ -27,7 +27,7 @@ REPLACED = {
     "pipeline_parallel_size": "one process serves one device here; run vLLM for pipeline parallelism",
     "trust_remote_code": "code from a model's folder is never run; drop the key",
     "quantization": "quantised checkpoints cannot run yet; give an unquantised one",
-    "prefix_caching_hash_algo": "blocks are always named by a keyed 128-bit BLAKE2b and their tokens compared; drop the key",
+    "prefix_caching_hash_algo": "blocks are named by keyed BLAKE2b and their tokens compared; drop the key",
     "disable_log_requests": "requests are not logged; drop the key",
     "disable_log_stats": "statistics are on /metrics only; drop the key",
 }

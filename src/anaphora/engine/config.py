@@ -1,4 +1,4 @@
-"""What the user asked for (UserConfig, with None for "you choose") and what was resolved (EngineConfig, no None left)."""
+"""What the user asked for (UserConfig, None = you choose) and what was resolved (EngineConfig, nothing left open)."""
 
 from __future__ import annotations
 

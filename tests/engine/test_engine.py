@@ -1,0 +1,244 @@
+"""The engine end to end on tiny weights: the same tokens however requests are batched, chunked, cached or preempted."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support.engines import GREEDY, generate, make_engine, run_all, tokens_of
+from support.models import tiny_llama
+
+from anaphora.engine.engine import Engine
+from anaphora.engine.params import SamplingParams
+from anaphora.errors import ConfigError, ContextTooLong, InvalidRequest
+
+NUM_REQUESTS = 200
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_llama(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="module")
+def workload() -> list[tuple[list[int], int]]:
+    """(prompt, new tokens): many share a system prompt, some a document under it, some nothing."""
+    rng = random.Random(7)
+    system = [rng.randrange(256) for _ in range(53)]
+    documents = [[rng.randrange(256) for _ in range(rng.randrange(5, 40))] for _ in range(4)]
+    requests = []
+    for _ in range(NUM_REQUESTS):
+        own = [rng.randrange(256) for _ in range(rng.randrange(1, 20))]
+        prefix = rng.choice([[], system, system, system + rng.choice(documents), rng.choice(documents)])
+        requests.append((prefix + own, rng.randrange(1, 24)))
+    return requests
+
+
+@pytest.fixture(scope="module")
+def expected(folder: Path, workload: list[tuple[list[int], int]]) -> list[tuple[int, ...]]:
+    """One by one, no cache, whole prompt in one step."""
+    engine = make_engine(folder, enable_prefix_caching=False, max_num_seqs=1)
+    return [generate(engine, prompt, replace(GREEDY, max_tokens=n)) for prompt, n in workload]
+
+
+def assert_idle(engine: Engine) -> None:
+    engine.cache.check_invariants()
+    assert engine.cache.num_active == 0
+    assert engine.cache.num_free + engine.cache.num_cached == engine.config.num_blocks
+
+
+@pytest.mark.parametrize(
+    ("caching", "chunk", "block_size", "seqs", "num_blocks"),
+    [
+        (True, 512, 16, 64, 200),
+        (True, 64, 16, 16, 12),
+        (True, 9, 4, 9, 40),
+        (True, 7, 1, 5, 160),
+        (True, 33, 32, 32, 9),
+        (False, 512, 16, 64, 200),
+        (False, 64, 16, 16, 12),
+        (False, 5, 8, 5, 24),
+    ],
+)
+def test_the_same_tokens_as_one_by_one(
+    folder: Path,
+    workload: list[tuple[list[int], int]],
+    expected: list[tuple[int, ...]],
+    caching: bool,
+    chunk: int,
+    block_size: int,
+    seqs: int,
+    num_blocks: int,
+) -> None:
+    """Requests arrive while others run and some are cancelled; small pools force preemption and eviction."""
+    engine = make_engine(
+        folder,
+        num_blocks=num_blocks,
+        enable_prefix_caching=caching,
+        block_size=block_size,
+        max_num_seqs=seqs,
+        max_num_batched_tokens=chunk,
+        max_model_len=144,
+    )
+    rng = random.Random(chunk)
+    cancelled = set(rng.sample(range(NUM_REQUESTS), 30))
+    aborted: set[int] = set()
+    made: dict[str, list[int]] = {str(i): [] for i in range(NUM_REQUESTS)}
+    waiting = list(range(NUM_REQUESTS))
+    while waiting or engine.has_work:
+        for _ in range(rng.randrange(4)):
+            if waiting:
+                i = waiting.pop(0)
+                prompt, n = workload[i]
+                engine.add(str(i), prompt, replace(GREEDY, max_tokens=n))
+        for output in engine.step():
+            made[output.request_id] += output.token_ids
+        for i in list(cancelled):
+            if rng.random() < 0.05:
+                cancelled.discard(i)
+                if engine.abort(str(i)):
+                    aborted.add(i)
+        engine.cache.check_invariants()
+    assert_idle(engine)
+    for i, tokens in enumerate(expected):
+        got = tuple(made[str(i)])
+        assert got == (tokens[: len(got)] if i in aborted else tokens), f"request {i}"
+    assert len(aborted) > 0
+    assert engine.stats.finished == {"length": NUM_REQUESTS - len(aborted), "abort": len(aborted)}
+    if num_blocks < 50:
+        assert engine.stats.preemptions > 0
+    if caching:
+        assert engine.stats.prefix_hits > 0
+        assert num_blocks >= 200 or engine.stats.evictions > 0
+    else:
+        assert engine.stats.prefix_hits == 0
+        assert engine.cache.num_cached == 0
+
+
+def test_reuse_is_exact_to_the_token(folder: Path) -> None:
+    engine = make_engine(folder, num_blocks=64)
+    prompt = list(range(100))
+    first = generate(engine, prompt)
+    engine.add("again", prompt, GREEDY)
+    again = run_all(engine)["again"]
+    assert tokens_of(again) == first
+    assert again[-1].num_cached_tokens == 99  # all but the one token whose logits are needed
+    engine.add("half", [*prompt[:57], 200, 201], GREEDY)
+    assert run_all(engine)["half"][-1].num_cached_tokens == 57
+    conversation = [*prompt, *first, 7, 8, 9]
+    engine.add("turn", conversation, GREEDY)
+    # the last new token's KV was never computed
+    assert run_all(engine)["turn"][-1].num_cached_tokens == 100 + 16 - 1
+    assert_idle(engine)
+
+
+def test_a_concurrent_twin_waits_instead_of_computing_again(folder: Path) -> None:
+    engine = make_engine(folder, num_blocks=64, max_num_batched_tokens=64)
+    prompt = list(range(160))
+    for name in ("a", "b", "c"):
+        engine.add(name, prompt, GREEDY)
+    outputs = run_all(engine)
+    assert tokens_of(outputs["a"]) == tokens_of(outputs["b"]) == tokens_of(outputs["c"])
+    assert [outputs[name][-1].num_cached_tokens for name in "abc"] == [0, 159, 159]
+    assert engine.stats.computed_tokens == 160 + 15 + 2 * 16
+
+
+def test_salts_keep_tenants_apart(folder: Path) -> None:
+    engine = make_engine(folder, num_blocks=64)
+    prompt = list(range(64))
+    for salt, cached in (("one", 0), ("two", 0), ("one", 63), (None, 0)):
+        engine.add("r", prompt, GREEDY, cache_salt=salt)
+        assert run_all(engine)["r"][-1].num_cached_tokens == cached
+
+
+def test_the_oldest_request_finishes_first_under_pressure(folder: Path) -> None:
+    """Three long requests in a pool that holds one and a half: the oldest is never preempted."""
+    engine = make_engine(folder, num_blocks=12, max_model_len=128, enable_prefix_caching=False)
+    for i in range(3):
+        engine.add(str(i), [i] * 60, replace(GREEDY, max_tokens=60))
+    order = [o.request_id for outputs in [engine.step() for _ in range(400)] for o in outputs if o.finish_reason]
+    assert order == ["0", "1", "2"]
+    assert engine.stats.preemptions > 0
+    assert_idle(engine)
+
+
+def test_a_seed_gives_the_same_text_whatever_else_runs(folder: Path) -> None:
+    params = SamplingParams(temperature=1.0, top_p=0.9, max_tokens=24, seed=1234, ignore_eos=True)
+    prompt = list(range(40))
+    alone = generate(make_engine(folder, num_blocks=64), prompt, params)
+    engine = make_engine(folder, num_blocks=16, max_model_len=128, max_num_batched_tokens=32, max_num_seqs=32)
+    for i in range(12):
+        engine.add(f"other-{i}", list(range(i, i + 30)), replace(params, seed=i))
+    engine.add("ours", prompt, params)
+    assert tokens_of(run_all(engine)["ours"]) == alone
+    assert engine.stats.preemptions > 0
+
+
+def test_abort_frees_blocks_at_once(folder: Path) -> None:
+    engine = make_engine(folder, num_blocks=64, enable_prefix_caching=False)
+    engine.add("a", list(range(100)), replace(GREEDY, max_tokens=200))
+    for _ in range(3):
+        engine.step()
+    assert engine.cache.num_active > 0
+    assert engine.abort("a")
+    assert not engine.abort("a")
+    assert engine.cache.num_free == 64
+    assert not engine.has_work
+
+
+def test_stop_string_ends_without_leaking(folder: Path) -> None:
+    engine = make_engine(folder, num_blocks=64)
+    free = "".join(o.text for o in _text(engine, GREEDY))
+    stop = free[5:8]
+    outputs = _text(engine, replace(GREEDY, stop=(stop,)))
+    assert "".join(o.text for o in outputs) == free[: free.index(stop)]
+    assert outputs[-1].finish_reason == "stop"
+    assert outputs[-1].stop_reason == stop
+
+
+def _text(engine: Engine, params: SamplingParams) -> list:  # type: ignore[type-arg]
+    engine.add("text", engine.tokenizer.encode("Once upon a time"), params)
+    return run_all(engine)["text"]
+
+
+def test_a_broken_step_ends_its_requests_and_the_engine_goes_on(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = make_engine(folder, num_blocks=64)
+    fine = generate(engine, list(range(50)))
+
+    def broken(batch: object) -> None:
+        raise RuntimeError("out of memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.runner, "execute", broken)
+        engine.add("a", list(range(50)), GREEDY)
+        (output,) = engine.step()
+    assert output.finish_reason == "error"
+    assert "out of memory" in (output.error or "")
+    assert_idle(engine)
+    assert generate(engine, list(range(50))) == fine
+
+
+@pytest.mark.parametrize(
+    ("prompt", "params", "error", "says"),
+    [
+        ([], GREEDY, InvalidRequest, "no tokens"),
+        ([1, 999], GREEDY, InvalidRequest, "999"),
+        ([-1], GREEDY, InvalidRequest, "-1"),
+        ([1] * 512, GREEDY, ContextTooLong, "512"),
+        ([1] * 500, replace(GREEDY, max_tokens=13), ContextTooLong, "Lower max_tokens to 12"),
+    ],
+)
+def test_requests_that_cannot_run_are_refused_at_once(
+    folder: Path, prompt: list[int], params: SamplingParams, error: type[Exception], says: str
+) -> None:
+    engine = make_engine(folder, num_blocks=64)
+    with pytest.raises(error, match=says):
+        engine.add("bad", prompt, params)
+    assert not engine.has_work
+
+
+def test_a_pool_too_small_for_the_context_is_refused_at_start(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="Raise --kv-memory"):
+        make_engine(folder, num_blocks=4, max_model_len=512)
