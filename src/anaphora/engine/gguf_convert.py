@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from anaphora.engine.gguf_header import GgufHeader, read_gguf_header
+from anaphora.engine.gguf_rope import rope_scaling
 from anaphora.engine.model_cache import Progress
 from anaphora.errors import CorruptModel, DownloadError, UnsupportedModel
 
@@ -50,7 +51,7 @@ def convert_gguf(file: Path, work: Path, folder: Path, progress: Progress) -> No
                 raise DownloadError(f"No room to write the converted model under {folder}: {error}") from error
             reason = str(error).strip().splitlines() or [type(error).__name__]
             raise UnsupportedModel(
-                f"{file} (architecture {header.architecture!r}) cannot be converted: {reason[0]} "
+                f"{file} (architecture {header.architecture!r}) cannot be converted: {reason[0].rstrip('.')}. "
                 "Use the model's safetensors folder or its hub id instead."
             ) from error
 
@@ -68,6 +69,7 @@ def _convert(source: Path, header: GgufHeader, folder: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
+    scaling = rope_scaling(source / "model.gguf", header)
     tokenizer = AutoTokenizer.from_pretrained(str(source), gguf_file="model.gguf")
     _repair_tokenizer(tokenizer, header)
     model, report = AutoModelForCausalLM.from_pretrained(
@@ -81,6 +83,8 @@ def _convert(source: Path, header: GgufHeader, folder: Path) -> None:
         # transformers would go on with random numbers in their place.
         raise CorruptModel(f"The GGUF file has no tensor for {', '.join(missing[:5])}. Download it again.")
     _repair_config(model, header)
+    if scaling:
+        model.config.rope_parameters = model.config.rope_parameters | scaling
     tokenizer.save_pretrained(folder)
     model.save_pretrained(folder, max_shard_size="5GB")
 
@@ -102,7 +106,8 @@ def _repair_config(model: Any, header: GgufHeader) -> None:
     meta = header.metadata
     tokens, kinds = meta.get("tokenizer.ggml.tokens", []), meta.get("tokenizer.ggml.token_type", [])
     ends = [meta.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
-    ends += [i for i, (token, kind) in enumerate(zip(tokens, kinds)) if kind == _CONTROL and token in _END_OF_TURN]
+    control = (i for i, kind in enumerate(kinds) if kind == _CONTROL and i < len(tokens))
+    ends += [i for i in control if tokens[i] in _END_OF_TURN]
     unique = list(dict.fromkeys(i for i in ends if i is not None))
     model.generation_config.eos_token_id = unique[0] if len(unique) == 1 else unique or None
     model.generation_config._from_model_config = False

@@ -1,6 +1,6 @@
 """The head of a GGUF file, read with every bound checked (format: ggml's docs/gguf.md, versions 2 and 3).
 
-    magic "GGUF" | version | tensor count | key count | keys and values | tensor table | padding | tensor data
+magic "GGUF" | version | tensor count | key count | keys and values | tensor table | padding | tensor data
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ def read_gguf_header(path: Path) -> GgufHeader:
             try:
                 return _read(path, data)
             except (struct.error, _OutOfBounds) as error:
-                raise CorruptModel(f"{path} ends inside its header ({len(data):,} bytes). Download it again.") from error
+                raise CorruptModel(
+                    f"{path} ends inside its header ({len(data):,} bytes). Download it again."
+                ) from error
             except UnicodeDecodeError as error:
                 raise CorruptModel(f"{path} has garbage in its header. Download it again.") from error
 
@@ -78,14 +80,15 @@ def _read(path: Path, data: mmap.mmap) -> GgufHeader:
     (version,) = at.take("I")
     if version not in _VERSIONS:
         raise UnsupportedModel(
-            f"{path} is GGUF version {version}; versions 2 and 3 can be read. Convert the model again with a current llama.cpp."
+            f"{path} is GGUF version {version}; versions 2 and 3 can be read. "
+            "Convert the model again with a current llama.cpp."
         )
     tensor_count, key_count = at.take("Q", 2)
     metadata: dict[str, Any] = {}
     for _ in range(key_count):
         name = at.string()
         metadata[name] = _value(path, at, at.take("I")[0])
-    if (parts := metadata.get("split.count", 0)) > 1:
+    if isinstance(parts := metadata.get("split.count", 0), int) and parts > 1:
         raise UnsupportedModel(
             f"{path} is one of {parts} parts of a split model. Join them first: "
             f"llama-gguf-split --merge {path.name} whole.gguf"
@@ -95,6 +98,8 @@ def _read(path: Path, data: mmap.mmap) -> GgufHeader:
         raise CorruptModel(f"{path} names no architecture or holds no tensors. Download it again.")
     names, elements, end = _tensor_table(path, at, tensor_count)
     alignment = metadata.get("general.alignment", 32)
+    if not isinstance(alignment, int) or alignment < 1:
+        raise CorruptModel(f"{path} states an impossible alignment ({alignment!r}). Download it again.")
     promised = -(-at.pos // alignment) * alignment + end
     if promised > len(data):
         raise CorruptModel(

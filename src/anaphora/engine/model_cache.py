@@ -18,7 +18,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from anaphora.errors import AnaphoraError, ConfigError, DownloadError
@@ -28,7 +28,7 @@ _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _CHUNK = 1 << 20
 
 Progress = Callable[[str, int, int | None], None]
-"""(what is being done, bytes done, bytes in all or None while unknown); called often, from one thread at a time."""
+"""(what is being done, bytes done, bytes in all or None while unknown); called often, never twice at once."""
 
 
 def quiet(_stage: str, _done: int, _total: int | None) -> None:
@@ -73,7 +73,7 @@ class ModelCache:
                 path = folder / name
                 if path.stat().st_size != facts["size"]:
                     return None
-                if verify and sha256_file(path, f"verifying {name}", progress) != facts["sha256"]:
+                if verify and sha256_file(path, "verifying", progress) != facts["sha256"]:
                     return None
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None
@@ -124,10 +124,11 @@ class ModelCache:
         except (OSError, ValueError, KeyError, TypeError):
             pass
         digest = sha256_file(path, f"reading {path.name}", progress)
-        with self._writing():
+        with suppress(OSError):  # a note saves time only; a cache that is full or read-only may go without
             self._folder("digests")
-            _write_file(note.with_suffix(f".{os.getpid()}"), json.dumps({"facts": facts, "sha256": digest}))
-            note.with_suffix(f".{os.getpid()}").replace(note)
+            draft = note.with_suffix(f".{os.getpid()}")
+            draft.write_text(json.dumps({"facts": facts, "sha256": digest}))
+            draft.replace(note)
         return digest
 
     def _folder(self, name: str) -> Path:
@@ -196,7 +197,7 @@ def _try_lock(fd: int) -> bool:
 
 def _write_manifest(folder: Path, source: str, progress: Progress) -> None:
     files = {
-        path.name: {"size": path.stat().st_size, "sha256": sha256_file(path, f"hashing {path.name}", progress)}
+        path.name: {"size": path.stat().st_size, "sha256": sha256_file(path, "hashing", progress)}
         for path in sorted(folder.iterdir())
     }
     _write_file(folder / MANIFEST, json.dumps({"schema_version": 1, "source": source, "files": files}, indent=2) + "\n")

