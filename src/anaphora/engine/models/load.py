@@ -1,0 +1,70 @@
+"""A model folder -> a decoder, by whichever of the two ways fits."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from anaphora.engine.models.checkpoint import Checkpoint
+from anaphora.engine.models.compact import load_compact_decoder
+from anaphora.engine.models.protocol import Decoder
+from anaphora.engine.models.spec import decoder_spec
+from anaphora.errors import UnsupportedModel
+from anaphora.geometry.model import ModelGeometry
+
+Implementation = Literal["auto", "compact", "transformers"]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedDecoder:
+    decoder: Decoder
+    weights_digest: str
+    """Hexadecimal: equal only for equal weights, config, dtype and way, hence for equal keys and values."""
+    implementation: Literal["compact", "transformers"]
+
+
+def load_decoder(
+    folder: Path,
+    config: Mapping[str, Any],
+    geometry: ModelGeometry,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    implementation: Implementation,
+    max_model_len: int | None = None,
+) -> LoadedDecoder:
+    """Load the weights of `folder` as `dtype` on `device`; auto = compact where the model has a spec.
+
+    `config` is the folder's config.json, `max_model_len` the longest sequence that will run (None = the model's
+    own context); it matters for dynamic and LongRoPE scaling only.
+
+    Raises CorruptModel, naming file and tensor, for damaged, missing or impossible weights, and UnsupportedModel,
+    with what to do, for quantised or pickled weights and for models that the asked way cannot run.
+    """
+    checkpoint = Checkpoint(folder, config)
+    spec = None if implementation == "transformers" else decoder_spec(config, geometry, max_model_len)
+    if spec is None and implementation == "compact":
+        raise UnsupportedModel(
+            f"the compact decoder does not know {geometry.architecture} (model_type {geometry.model_type!r}); "
+            "leave --implementation at auto"
+        )
+    with ThreadPoolExecutor(1, thread_name_prefix="weights-digest") as pool:
+        files_digest = pool.submit(checkpoint.digest)
+        if spec is not None:
+            decoder: Decoder = load_compact_decoder(checkpoint, spec, dtype, device)
+        else:
+            from anaphora.engine.models.transformers_decoder import load_transformers_decoder
+
+            checkpoint.check_finite()
+            decoder = load_transformers_decoder(folder, config, geometry, dtype, device)
+    way: Literal["compact", "transformers"] = "transformers" if spec is None else "compact"
+    facts = [files_digest.result(), json.dumps(config, sort_keys=True), str(dtype), way, repr(spec)]
+    digest = hashlib.blake2b(json.dumps(facts).encode(), digest_size=16).hexdigest()
+    return LoadedDecoder(decoder, digest, way)
