@@ -7,7 +7,7 @@ including its own). So a slot that is right by token but belongs to another pref
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import hypothesis.strategies as st
 from hypothesis import settings
@@ -39,8 +39,7 @@ class Running:
     table: BlockTable
     copies: list[BlockCopy]
     num_computed: int
-    matched: int = 0
-    stepped: bool = field(default=False)
+    stepped: bool = False
 
 
 class KVCacheMachine(RuleBasedStateMachine):
@@ -72,7 +71,8 @@ class KVCacheMachine(RuleBasedStateMachine):
     @rule(data=st.data(), salt=st.sampled_from(list(SALTS)), fresh=TOKENS, cap=st.integers(0, 3))
     def admit(self, data: st.DataObject, salt: str, fresh: list[int], cap: int) -> None:
         tokens = fresh
-        if self.seen and data.draw(st.booleans()):
+        extend = data.draw(st.booleans())
+        if self.seen and extend:
             base = data.draw(st.sampled_from(self.seen))[1]
             tokens = base[: data.draw(st.integers(0, len(base)))] + fresh
         chain = HashChain(SALTS[salt], self.size)
@@ -87,10 +87,9 @@ class KVCacheMachine(RuleBasedStateMachine):
             assert self.counts() == before
             match = self.kv.match_prefix(tokens, chain, match.num_tokens // self.size * self.size)
             table, copies = self.kv.open(match)
-        request = Running(salt, tokens, chain, table, copies, match.num_tokens, match.num_tokens)
+        request = Running(salt, tokens, chain, table, copies, match.num_tokens)
         self.running.append(request)
-        for copy in copies:  # right now the source holds it; the pin must keep it until the copy runs
-            assert copy.num_tokens == match.num_tokens % self.size or self.size == 1
+        assert all(copy.num_tokens == match.num_tokens % self.size for copy in copies)
         if data.draw(st.booleans()):
             self.run_copies(request)
 
@@ -131,7 +130,8 @@ class KVCacheMachine(RuleBasedStateMachine):
     def close(self, data: st.DataObject) -> None:
         request = self.running.pop(data.draw(st.integers(0, len(self.running) - 1)))
         copies = [] if request.stepped else request.copies
-        if copies and data.draw(st.booleans()):
+        ran = data.draw(st.booleans())
+        if copies and ran:
             self.run_copies(request)
             copies = []
         self.kv.close(request.table, request.tokens, request.chain, request.num_computed)

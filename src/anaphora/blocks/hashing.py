@@ -58,9 +58,16 @@ def pack_tokens(tokens: Sequence[int]) -> bytes:
         ) from None
 
 
-def block_hash(key: bytes, parent: bytes, packed: bytes) -> BlockHash:
-    """16-byte digest of one block's packed tokens after `parent`, under the namespace's key."""
-    return BlockHash(blake2b(parent + packed, digest_size=16, key=key).digest())
+def keyed(namespace_key: bytes) -> blake2b:
+    """The digest that every hash of the namespace starts from (copying it costs half of keying it anew)."""
+    return blake2b(digest_size=16, key=namespace_key)
+
+
+def block_hash(start: blake2b, parent: bytes, packed: bytes) -> BlockHash:
+    """16-byte digest of one block's packed tokens after `parent`; `start` is the namespace's `keyed`, unchanged."""
+    digest = start.copy()
+    digest.update(parent + packed)
+    return BlockHash(digest.digest())
 
 
 class HashChain:
@@ -72,7 +79,8 @@ class HashChain:
     def __init__(self, namespace_key: bytes, block_size: int) -> None:
         self.namespace_key = namespace_key
         self.block_size = block_size
-        self.root = block_hash(namespace_key, b"", struct.pack("<I", block_size))
+        self.start = keyed(namespace_key)
+        self.root = block_hash(self.start, b"", struct.pack("<I", block_size))
         """Stands where the parent of the first block would."""
         self.hashes: list[BlockHash] = []
         self.packed: list[bytes] = []
@@ -88,10 +96,10 @@ class HashChain:
         if full <= done:
             return
         packed = pack_tokens(tokens[done * self.block_size : full * self.block_size])
-        key, width = self.namespace_key, self.block_size * TOKEN_BYTES
+        width = self.block_size * TOKEN_BYTES
         parent = self.hashes[-1] if self.hashes else self.root
         for start in range(0, len(packed), width):
             piece = packed[start : start + width]
-            parent = block_hash(key, parent, piece)
+            parent = block_hash(self.start, parent, piece)
             self.packed.append(piece)
             self.hashes.append(parent)

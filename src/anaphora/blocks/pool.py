@@ -176,9 +176,9 @@ class BlockPool:
 
     def _tied_parent(self, node: Node, group: int) -> Block | None:
         """The block that must outlive the node's in this group, if any."""
-        if not self._closed[group] or node.above.parent is None:
+        if not self._closed[group] or (above := node.above).parent is None:
             return None
-        parent = node.above.blocks[group]
+        parent = above.blocks[group]
         if parent == NULL_BLOCK:
             raise BlockStateError(f"group {group} has no block for the parent: prefix closure is broken")
         return self._blocks[parent]

@@ -17,7 +17,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right, insort
 from operator import attrgetter
 
-from anaphora.blocks.hashing import TOKEN_BYTES, HashChain, block_hash
+from anaphora.blocks.hashing import TOKEN_BYTES, HashChain, block_hash, keyed
 from anaphora.errors import BlockStateError
 from anaphora.types import NULL_BLOCK, BlockHash, BlockId
 
@@ -145,7 +145,11 @@ class PrefixIndex:
         node.blocks[group] = block
         node.missing -= 1
         if node.missing == 0:
-            insort(node.above.sources, node, key=_tokens_of)
+            sources = node.above.sources
+            if sources:
+                insort(sources, node, key=_tokens_of)
+            else:
+                sources.append(node)
 
     def detach(self, node: Node, group: int) -> None:
         """The group's block is found no more. Links that nobody needs any longer go."""
@@ -187,16 +191,15 @@ class PrefixIndex:
     def check_invariants(self) -> None:
         """Raises BlockStateError when links, hashes, orders or counts do not agree. O(nodes)."""
         children: dict[Node, list[Node]] = {root: [] for root in self._roots.values()}
-        children |= {node: [] for node in self._nodes.values()}
-        for digest, node in self._nodes.items():
+        starts = {root: keyed(key) for key, root in self._roots.items()}
+        for digest, node in self._nodes.items():  # in order of creation: parents come first
             parent = node.parent
-            if parent is None or parent not in children:
+            if parent is None or parent not in starts:
                 raise BlockStateError("a node's parent is not in the prefix index")
+            children[node] = []
             children[parent].append(node)
-            root = parent
-            while root.parent is not None:
-                root = root.parent
-            if digest != node.hash or node.hash != block_hash(root.tokens, parent.hash, node.tokens):
+            start = starts[node] = starts[parent]
+            if digest != node.hash or node.hash != block_hash(start, parent.hash, node.tokens):
                 raise BlockStateError("a node's hash is not that of its tokens")
             if node.missing != node.blocks.count(NULL_BLOCK):
                 raise BlockStateError(f"a node counts {node.missing} groups missing, its blocks are {node.blocks}")

@@ -49,7 +49,8 @@ class Publisher:
                 i += 1
             table.indexed[group] = i
         for node in path[lowest:]:
-            self._drop_what_it_covers(node)
+            if len(node.above.sources) > 1:
+                self._drop_what_it_covers(node)
 
     def partial_tail(self, table: BlockTable, tokens: TokenIds, chain: HashChain, num_computed: int) -> None:
         """Index the last, partly filled block, unless an entry holds its tokens and more. After `full_blocks`."""
@@ -60,7 +61,7 @@ class Publisher:
         packed = pack_tokens(rest)
         if self._index.is_extended(tip, packed):
             return
-        node = self._index.child(tip, block_hash(chain.namespace_key, tip.hash, packed), packed)
+        node = self._index.child(tip, block_hash(chain.start, tip.hash, packed), packed)
         if node is None:
             return
         for group, blocks in enumerate(table.groups):
@@ -74,7 +75,7 @@ class Publisher:
             self._drop(node)
 
     def _drop_what_it_covers(self, node: Node) -> None:
-        if node.missing == 0 and len(node.above.sources) > 1:
+        if node.missing == 0:
             for sibling in self._index.shorter_siblings(node):
                 self._drop(sibling)
 
