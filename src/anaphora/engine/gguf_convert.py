@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import os
+import re
 import shutil
 import warnings
 from collections.abc import Iterator, Sequence
@@ -17,6 +19,9 @@ from anaphora.errors import CorruptModel, DownloadError, UnsupportedModel
 
 CONVERTER_VERSION = 1
 """Raised whenever the same file would convert to something else; part of the cache's key."""
+
+_OS_ERROR = re.compile(r"\(os error (\d+)\)")
+"""How safetensors, written in Rust, reports what went wrong with writing."""
 
 _CONTROL = 3
 _END_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<|end|>", "<end_of_turn>", "<|end_of_turn|>", "<|eom_id|>")
@@ -42,13 +47,15 @@ def convert_gguf(file: Path, work: Path, folder: Path, progress: Progress) -> No
     progress(stage, 0, None)
     with _harnessed(progress, stage):
         try:
-            _convert(source, header, folder)
-        except (CorruptModel, UnsupportedModel, OSError, MemoryError):
+            _convert(file, source, header, folder)
+        except (CorruptModel, MemoryError):
             raise
         except Exception as error:
-            # Whatever transformers or safetensors raise: the file is what could not be used.
-            if "os error 28" in str(error) or "os error 27" in str(error):
-                raise DownloadError(f"No room to write the converted model under {folder}: {error}") from error
+            # Whatever transformers or safetensors raise: the file is what could not be used, unless the system says so.
+            if isinstance(error, OSError) and error.errno is not None:
+                raise
+            if number := _OS_ERROR.search(str(error)):
+                raise OSError(int(number[1]), os.strerror(int(number[1])), str(folder)) from error
             reason = str(error).strip().splitlines() or [type(error).__name__]
             raise UnsupportedModel(
                 f"{file} (architecture {header.architecture!r}) cannot be converted: {reason[0].rstrip('.')}. "
@@ -65,7 +72,7 @@ def _check_room(file: Path, folder: Path, needed: int) -> None:
         )
 
 
-def _convert(source: Path, header: GgufHeader, folder: Path) -> None:
+def _convert(file: Path, source: Path, header: GgufHeader, folder: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
@@ -81,7 +88,7 @@ def _convert(source: Path, header: GgufHeader, folder: Path) -> None:
     )
     if missing := sorted(report["missing_keys"]):
         # transformers would go on with random numbers in their place.
-        raise CorruptModel(f"The GGUF file has no tensor for {', '.join(missing[:5])}. Download it again.")
+        raise CorruptModel(f"{file} has no tensor for {', '.join(missing[:5])}. Download it again.")
     _repair_config(model, header)
     if scaling:
         model.config.rope_parameters = model.config.rope_parameters | scaling
@@ -97,7 +104,7 @@ def _repair_tokenizer(tokenizer: Any, header: GgufHeader) -> None:
             [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
         )
     tokens = header.metadata.get("tokenizer.ggml.tokens", [])
-    if len(tokenizer) != len(tokens):
+    if len(tokenizer) > len(tokens):
         raise UnsupportedModel(f"its tokenizer would get {len(tokenizer)} tokens where the file has {len(tokens)}.")
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
 import threading
 from pathlib import Path
 from typing import Any
 
-from anaphora.engine.model_cache import Progress, sha256_file
+from anaphora.engine.model_cache import DISK_FULL, Progress, sha256_file
 from anaphora.engine.model_folder import check_model_folder
 from anaphora.errors import AnaphoraError, ConfigError, CorruptModel, DownloadError, ModelNotFound, UnsupportedModel
 
@@ -76,7 +75,7 @@ def _explained(name: str, error: Exception) -> AnaphoraError:
             f"There is no model {name} at {endpoint}, or it is private. Check the spelling (org/name); "
             "for a private one set HF_TOKEN. For a local folder give its path, beginning with ./ or /."
         )
-    full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    full = isinstance(error, OSError) and error.errno in DISK_FULL
     if isinstance(error, PermissionError):
         return ConfigError(f"The hub's cache cannot be written ({error}). Set HF_HOME to a folder you can write to.")
     advice = (

@@ -24,7 +24,7 @@ from pathlib import Path
 from anaphora.errors import AnaphoraError, ConfigError, DownloadError
 
 MANIFEST = "anaphora.json"
-_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _CHUNK = 1 << 20
 
 Progress = Callable[[str, int, int | None], None]
@@ -132,21 +132,19 @@ class ModelCache:
         return digest
 
     def _folder(self, name: str) -> Path:
-        path = self.root / name
-        path.mkdir(parents=True, exist_ok=True, mode=0o700)
-        return path
+        for path in (self.root, self.root / name):  # `mode` does not reach what `parents` makes
+            path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        return self.root / name
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
         try:
-            if not self.root.is_dir():
-                self.root.mkdir(parents=True, mode=0o700)
             yield
         except AnaphoraError:
             raise
         except OSError as error:
-            reason = error.strerror or str(error)
-            if error.errno in _FULL:
+            reason = f"{error.strerror}: {error.filename}" if error.filename else str(error)
+            if error.errno in DISK_FULL:
                 raise DownloadError(
                     f"No room to write under {self.root} ({reason}). Nothing was kept; "
                     "free some space, or set ANAPHORA_CACHE to a folder on a larger disk."

