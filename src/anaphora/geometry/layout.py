@@ -15,9 +15,19 @@ from collections import Counter
 from dataclasses import dataclass
 
 from anaphora.errors import UnsupportedModel
+from anaphora.geometry.layers import Keeps, LayerKV
 from anaphora.geometry.model import ModelGeometry
 
 _MAX_GROUPS = 8
+_REFUSED = {
+    Keeps.LATENT: "its attention keeps a latent (MLA), not keys and values",
+    Keeps.COMPRESSED: "its attention keeps compressed latents, not keys and values",
+    Keeps.STATE: "some of its layers keep a recurrent state instead of keys and values",
+    Keeps.SHARED: "some of its layers share keys and values across layers",
+    Keeps.CHUNKED: "some of its layers attend within chunks",
+    Keeps.CROSS: "some of its layers attend to an image or an encoder",
+    Keeps.NOTHING: "some of its layers have no attention",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +78,15 @@ class CacheLayout:
     def of(cls, geometry: ModelGeometry, block_size: int) -> CacheLayout:
         """Group the layers so that the fewest slots stay empty, then into the fewest groups.
 
-        Raises UnsupportedModel when layers differ in heads or widths (blocks would not weigh the same).
+        Raises UnsupportedModel when a layer keeps anything but plain keys and values, or when layers differ in heads
+        or widths (blocks would not weigh the same).
         """
+        reason = next(filter(None, map(_why_not, geometry.layers)), None)
+        if reason:
+            raise UnsupportedModel(
+                f"{geometry.architecture} cannot run here: {reason}. Serve it with vLLM or llama.cpp, "
+                "or choose a decoder whose every layer keeps plain keys and values"
+            )
         shapes = {(layer.kv_heads, layer.key_dim, layer.value_dim) for layer in geometry.layers}
         if len(shapes) != 1:
             raise UnsupportedModel(
@@ -89,3 +106,13 @@ class CacheLayout:
             groups += [CacheGroup(window, tuple(layers[i : i + slots])) for i in range(0, len(layers), slots)]
         kv_heads, key_dim, value_dim = shapes.pop()
         return cls(tuple(groups), slots, kv_heads, key_dim, value_dim, block_size)
+
+
+def _why_not(layer: LayerKV) -> str | None:
+    """Why this engine's blocks cannot hold what a layer keeps; None when they can."""
+    if layer.state is not None:
+        return _REFUSED[Keeps.STATE]
+    if layer.side and layer.keeps is not Keeps.CROSS:
+        cross = any(cache.fixed_entries is not None for cache in layer.side)
+        return "it is an encoder-decoder model" if cross else _REFUSED.get(layer.keeps, "its layers keep an index too")
+    return _REFUSED.get(layer.keeps)

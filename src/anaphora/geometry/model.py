@@ -7,27 +7,42 @@ that keep KV, with the *KV* heads of the model's own config.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
-from anaphora.errors import CorruptModel, UnsupportedModel
+from anaphora.geometry.families import is_known
+from anaphora.geometry.fields import Fields, load_config
+from anaphora.geometry.layers import Keeps, LayerKV, RecurrentState, SideCache
+from anaphora.geometry.reading import read_layers
 
-_STATE_KEYS = ("ssm_cfg", "mamba_d_state", "ssm_state_size", "state_size", "linear_num_key_heads", "kda_num_heads")
-_STATE_LAYERS = {"mamba", "linear_attention", "recurrent", "conv", "lightning"}
+__all__ = ["Keeps", "LayerGroup", "LayerKV", "ModelGeometry", "RecurrentState", "SideCache"]
+
+_LENGTH_KEYS = (
+    "max_position_embeddings",
+    "n_positions",
+    "max_seq_len",
+    "seq_length",
+    "max_target_positions",
+    "max_sequence_length",
+    "max_seq_length",
+    "seq_len",
+    "n_ctx",
+)
+_ALREADY_SCALED = {"default", "su", "longrope", "llama3", "yarn", "deepseek_yarn", "mrope", "proportional"}
 
 
 @dataclass(frozen=True, slots=True)
-class LayerKV:
-    """The keys and values one layer keeps."""
+class LayerGroup:
+    """Layers that keep the same."""
 
-    kv_heads: int
-    key_dim: int
-    value_dim: int
-    window: int | None = None
-    """Tokens a query sees, itself included; None = all."""
+    layer: LayerKV
+    indices: tuple[int, ...]
 
-    def bytes_per_token(self, dtype_bytes: int) -> int:
-        return self.kv_heads * (self.key_dim + self.value_dim) * dtype_bytes
+    @property
+    def count(self) -> int:
+        return len(self.indices)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,103 +57,74 @@ class ModelGeometry:
     vocab_size: int
     max_position: int | None
     """The model's own context length; None when its config names none."""
+    trained_position: int | None = None
+    """LongRoPE: the shorter length it was trained on, which engines serve by default."""
+    assumed: Mapping[str, Any] = field(default_factory=dict)
+    """Keys the config leaves out and its class fills in."""
+    assumed_full_attention: bool = False
+    """The type is not known and every layer was sized as full attention because the user said so."""
 
     def bytes_per_token(self, dtype_bytes: int = 2) -> int:
-        """Bytes one token adds in all layers while it is inside every window."""
-        return sum(layer.bytes_per_token(dtype_bytes) for layer in self.layers)
+        """Bytes one token adds in all layers while it is inside every window (rounded up where entries span tokens)."""
+        total = Fraction(sum(layer.bytes_per_token(dtype_bytes) for layer in self.layers))
+        for layer in self.layers:
+            for cache in layer.side:
+                if cache.fixed_entries is None:
+                    total += Fraction(cache.width * (cache.element_bytes or dtype_bytes), cache.tokens_per_entry)
+        return -(-total.numerator // total.denominator)
+
+    def sequence_bytes(self, tokens: int, dtype_bytes: int = 2, model_dtype_bytes: int = 2) -> int:
+        """Bytes one sequence of `tokens` keeps: windows and states counted, an engine's blocks not."""
+        return sum(layer.bytes_at(tokens, dtype_bytes, model_dtype_bytes) for layer in self.layers)
+
+    def state_bytes(self, model_dtype_bytes: int = 2) -> int:
+        """Bytes of recurrent state one sequence keeps, however long it is."""
+        return sum(layer.state.bytes(model_dtype_bytes=model_dtype_bytes) for layer in self.layers if layer.state)
+
+    def groups(self) -> tuple[LayerGroup, ...]:
+        """Layers that keep the same, in the order of their first layer."""
+        found: dict[LayerKV, list[int]] = {}
+        for i, layer in enumerate(self.layers):
+            found.setdefault(layer, []).append(i)
+        return tuple(LayerGroup(layer, tuple(indices)) for layer, indices in found.items())
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> ModelGeometry:
-        """Read a config.json. Raises UnsupportedModel (with the reason) and CorruptModel (with the field)."""
-        text = config.get("text_config") or config
-        model_type = str(text.get("model_type") or config.get("model_type") or "")
-        names = config.get("architectures") or [model_type or "unknown"]
-        architecture = str(names[0])
-        _refuse_what_keeps_no_plain_kv(architecture, text)
+    def from_config(
+        cls, config: Mapping[str, Any] | str | Path, *, assume_full_attention: bool = False
+    ) -> ModelGeometry:
+        """Read a config.json (its mapping, its path, or its folder).
 
-        def integer(*keys: str) -> int | None:
-            for key in keys:
-                value = text.get(key)
-                if value is not None:
-                    if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
-                        raise CorruptModel(f"config.json: {key} is {value!r}; it must be a positive whole number")
-                    return value
-            return None
-
-        def need(*keys: str) -> int:
-            value = integer(*keys)
-            if value is None:
-                raise CorruptModel(f"config.json of {architecture} lacks {' / '.join(keys)}; the model cannot be sized")
-            return value
-
-        num_layers = need("num_hidden_layers", "n_layer", "num_layers", "n_layers")
-        query_heads = need("num_attention_heads", "n_head", "n_heads", "num_heads")
-        hidden = need("hidden_size", "n_embd", "d_model", "hidden_dim")
-        head_dim = integer("head_dim")
-        if head_dim is None:
-            if hidden % query_heads:
-                raise CorruptModel(
-                    f"config.json: hidden_size {hidden} is not divisible by {query_heads} heads; set head_dim"
-                )
-            head_dim = hidden // query_heads
-        kv_heads = integer("num_key_value_heads", "num_kv_heads", "n_head_kv", "multi_query_group_num")
-        if model_type == "falcon" and not text.get("new_decoder_architecture"):
-            kv_heads = 1 if text.get("multi_query", True) else query_heads
-        elif kv_heads is None:
-            kv_heads = 1 if text.get("multi_query") else query_heads
-        if query_heads % kv_heads:
-            raise CorruptModel(f"config.json: {query_heads} query heads are not divisible by {kv_heads} KV heads")
-        windows = _windows(model_type, text, num_layers)
+        Raises UnsupportedModel (by name, with the reason), CorruptModel (with the field) and ModelNotFound.
+        """
+        fields = Fields(load_config(config))
+        layers = read_layers(fields, assume_full_attention=assume_full_attention)
+        has_attention = any(layer.kv_heads or layer.side for layer in layers)
+        limit, trained = _lengths(fields)
         return cls(
-            architecture=architecture,
-            model_type=model_type,
-            layers=tuple(LayerKV(kv_heads, head_dim, head_dim, window) for window in windows),
-            query_heads=query_heads,
-            hidden_size=hidden,
-            vocab_size=need("vocab_size"),
-            max_position=integer("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx"),
+            architecture=fields.architecture,
+            model_type=fields.model_type,
+            layers=layers,
+            query_heads=fields.need("num_attention_heads") if has_attention else 0,
+            hidden_size=fields.need("hidden_size"),
+            vocab_size=fields.need("vocab_size"),
+            max_position=limit,
+            trained_position=trained,
+            assumed=dict(fields.assumed),
+            assumed_full_attention=assume_full_attention and not is_known(fields.model_type),
         )
 
 
-def _refuse_what_keeps_no_plain_kv(architecture: str, text: Mapping[str, Any]) -> None:
-    reason = None
-    kinds = {str(kind) for kind in text.get("layer_types") or ()}
-    if text.get("kv_lora_rank"):
-        reason = "its attention keeps a latent (MLA), not keys and values"
-    elif any(text.get(key) for key in _STATE_KEYS) or kinds & _STATE_LAYERS or text.get("hybrid_override_pattern"):
-        reason = "some of its layers keep a recurrent state instead of keys and values"
-    elif text.get("is_encoder_decoder"):
-        reason = "it is an encoder-decoder model"
-    elif text.get("num_kv_shared_layers"):
-        reason = "some of its layers share keys and values across layers"
-    elif "chunked_attention" in kinds or text.get("attention_chunk_size"):
-        reason = "some of its layers attend within chunks"
-    if reason:
-        raise UnsupportedModel(
-            f"{architecture} cannot run here: {reason}. Serve it with vLLM or llama.cpp, "
-            "or choose a decoder whose every layer keeps plain keys and values"
-        )
-
-
-def _windows(model_type: str, text: Mapping[str, Any], num_layers: int) -> tuple[int | None, ...]:
-    """One window per layer, from `layer_types` or the older keys of each family."""
-    window = text.get("sliding_window")
-    if not isinstance(window, int) or window <= 0:
-        return (None,) * num_layers
-    kinds = text.get("layer_types")
-    if kinds:
-        if len(kinds) != num_layers:
-            raise CorruptModel(f"config.json: layer_types names {len(kinds)} layers, the model has {num_layers}")
-        return tuple(window if "sliding" in str(kind) else None for kind in kinds)
-    if model_type.startswith("qwen"):  # these switch windows on apart, from a layer on
-        if not text.get("use_sliding_window"):
-            return (None,) * num_layers
-        first = int(text.get("max_window_layers", 28))
-        return tuple(window if i >= first else None for i in range(num_layers))
-    if model_type == "gemma2":
-        return tuple(window if i % 2 == 0 else None for i in range(num_layers))
-    if model_type.startswith("gemma3") or model_type == "cohere2":
-        default = 4 if model_type == "cohere2" else 6
-        pattern = int(text.get("sliding_window_pattern", text.get("_sliding_window_pattern", default)))
-        return tuple(window if (i + 1) % pattern else None for i in range(num_layers))
-    return (window,) * num_layers
+def _lengths(fields: Fields) -> tuple[int | None, int | None]:
+    """(context limit, shorter length LongRoPE was trained on), as vLLM derives them from the config's keys."""
+    lengths = [value for key in _LENGTH_KEYS if isinstance(value := fields.get(key), int) and value > 0]
+    limit = fields.raw.get("model_max_length") or (min(lengths) if lengths else None)
+    rope = fields.raw.get("rope_scaling") or fields.raw.get("rope_parameters") or {}
+    nested = [value for value in rope.values() if isinstance(value, Mapping)]
+    kinds = {str(part.get("rope_type") or part.get("type") or "default") for part in (nested or [rope])}
+    factor = next((part["factor"] for part in (nested or [rope]) if part.get("factor")), 1)
+    if limit is not None and not kinds & _ALREADY_SCALED and "gemma3" not in fields.model_type:
+        limit = int(limit * factor)
+    trained = None
+    if kinds & {"longrope", "su"}:
+        trained = fields.raw.get("original_max_position_embeddings") or rope.get("original_max_position_embeddings")
+    return limit, trained
