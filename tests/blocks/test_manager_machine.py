@@ -111,6 +111,7 @@ class KVCacheMachine(RuleBasedStateMachine):
             assert self.counts()[1] == before[1]
             return
         assert self.counts()[1] == before[1] + needed
+        assert {len(blocks) for blocks in request.table.groups} == {max(len(tables[0]), -(-end // self.size))}
         self.run_copies(request)
         for position in range(request.num_computed, end):
             for group in range(len(self.windows)):
@@ -126,13 +127,16 @@ class KVCacheMachine(RuleBasedStateMachine):
         self.remember(request)
 
     @precondition(lambda self: self.running)
-    @rule(data=st.data())
-    def close(self, data: st.DataObject) -> None:
+    @rule(data=st.data(), released_first=st.booleans())
+    def close(self, data: st.DataObject, released_first: bool) -> None:
         request = self.running.pop(data.draw(st.integers(0, len(self.running) - 1)))
         copies = [] if request.stepped else request.copies
         ran = data.draw(st.booleans())
         if copies and ran:
             self.run_copies(request)
+            copies = []
+        if copies and released_first:
+            self.kv.release_copies(copies)  # they never ran
             copies = []
         self.kv.close(request.table, request.tokens, request.chain, request.num_computed)
         if request.stepped:

@@ -48,7 +48,6 @@ class KVCacheManager:
         self._index = self._pool.prefixes
         self._publisher = Publisher(self._pool, self.windows, block_size)
         self._windowed = [(g, w) for g, w in enumerate(windows) if w is not None]
-        self._pinned: dict[int, BlockCopy] = {}  # by id(): two tables may wait for equal copies
 
     @property
     def num_blocks(self) -> int:
@@ -102,25 +101,21 @@ class KVCacheManager:
 
         run = match.num_tokens - depth * self.block_size
         copies = [BlockCopy(src, dst, run) for src, dst in zip(sources, fresh, strict=True)]
-        self._pinned.update((id(copy), copy) for copy in copies)
         groups = [[NULL_BLOCK] * skip + blocks for skip, blocks in zip(first, shared, strict=True)]
         for blocks, block in zip(groups, fresh, strict=False):
             blocks.append(block)
         tip = nodes[-1] if nodes else None
         if tip is not None:
             self._index.pin(tip)
-        table = BlockTable(groups, first, [depth] * len(groups), list(nodes), tip, copies, self._index.epoch)
+        table = BlockTable(groups, first, [depth] * len(groups), list(nodes), tip, self._index.epoch)
         return table, copies
 
     def release_copies(self, copies: Sequence[BlockCopy]) -> None:
-        """Unpin the sources: the copies ran. Takes the very objects `open` gave, each once.
+        """Unpin the sources of copies that ran, or never will; each copy that `open` gave, once.
 
-        A table that is given up before its copies ran is closed first, then its copies are released: so `close`
-        knows that its partial block is not whole. Raises BlockStateError for a copy that is not pinned.
+        Raises BlockStateError when a source has no holder any more.
         """
         for copy in copies:
-            if self._pinned.pop(id(copy), None) is None:
-                raise BlockStateError(f"{copy} is not pinned: it was released before, or is not from open()")
             node = self._pool.node(copy.src)
             self._pool.release(copy.src)
             if node is not None:
@@ -167,11 +162,12 @@ class KVCacheManager:
     def close(self, table: BlockTable, tokens: TokenIds, chain: HashChain, num_computed: int) -> None:
         """Make full blocks and the partial tail of the first `num_computed` tokens findable, then release all.
 
-        The tail is released first, so LRU takes tails before heads. Nothing new is indexed when the table's
-        copies were not released (they did not run), after a reset since `open`, or with caching disabled.
+        The tail is released first, so LRU takes tails before heads. Nothing new is indexed after a reset since
+        `open`, or with caching disabled. A table whose copies never ran is closed before, or right after, they
+        are released: while its source is there, that is the entry for those tokens, and ours is not indexed.
         """
         self._check_open(table)
-        if self._may_publish(table) and all(id(copy) not in self._pinned for copy in table.copies):
+        if self._may_publish(table):
             self._check_computed(table, tokens, chain, num_computed)
             self._publisher.full_blocks(table, tokens, chain, num_computed, closing=True)
             self._publisher.partial_tail(table, tokens, chain, num_computed)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from anaphora.blocks.prefix_index import Node
-from anaphora.types import BlockCopy, BlockId
+from anaphora.types import BlockId
 
 
 @dataclass(slots=True, eq=False)
@@ -22,8 +22,6 @@ class BlockTable:
     """Index nodes of the leading full blocks."""
     tip: Node | None
     """Pinned: path[-1], or the namespace's root; None before the first commit of an empty table."""
-    copies: list[BlockCopy]
-    """Copies its partial block waited for when it was opened."""
     epoch: int
     """The index's epoch when it was opened."""
     closed: bool = False
