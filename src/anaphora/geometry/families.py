@@ -70,6 +70,7 @@ _INTERVAL_KEYS = (
 
 MLA_TYPES = {
     "axk1",
+    "bailing_hybrid",
     "deepseek_v2",
     "deepseek_v3",
     "deepseek_v32",
@@ -80,7 +81,6 @@ MLA_TYPES = {
     "kimi_linear",
     "kimi_vl",
     "longcat_flash",
-    "minimax_mla",
     "mistral4",
     "mistral_large4_text",
     "pangu_ultra_moe",
@@ -95,13 +95,13 @@ deepseek_vl_v2 dots_vlm ernie falcon_mamba glm gpt_neox_japanese grok-1 h2ovl_ch
 internlm internlm2 internvl_chat jais kimi_k2 kimi_k25 kimi_vl llama_nemotron minicpm minicpm3 minicpmo minicpmv mimo
 minimax_m3 minimax_m1 minimax_text_01 nemotron-nas openelm orion ouro ovis ovis2_5 phi3_v phi3small phi4mm phi-msft
 pangu_ultra_moe plamo qwen RefinedWeb RefinedWebModel skywork solar step3_text step3 telechat telechat2 xverse
-yi zhinao refact iquestloopcoder mimo_v2 llava_llama llava_qwen ernie4_5_moe_vl kimi_k3 mpt mosaic_gpt dbrx
+yi zhinao refact mimo_v2 llava_llama llava_qwen ernie4_5_moe_vl kimi_k3 mpt mosaic_gpt dbrx
 bailing_moe_v2 bailing_moe_linear tele_chat nvlm_d molmo eagle_chat paligemma xgenmm deepseek_ocr""".split()  # noqa: SIM905
 """Known types without a configuration class in transformers."""
 
 _UNSUPPORTED = """axk2 beam bigbird_pegasus cpmant data2vec-text dory dots3_note_text flint glm5_next_text
 hrm_text hy_v4 hy_v4_vl_text inkling2_loop_text inkling2_text inkling_text kolibri1 lara_mini lfm3 moshi muse_spark_text
-prophetnet qwen4_exp_text recurrent_gemma bailing_hybrid zaya diffllama doge jetmoe""".split()  # noqa: SIM905
+prophetnet qwen4_exp_text recurrent_gemma zaya diffllama doge jetmoe""".split()  # noqa: SIM905
 """Types with a configuration class whose layers keep something this package does not describe yet."""
 
 
@@ -258,6 +258,7 @@ def _groups_of(fields: Fields, num_layers: int) -> list[str]:
 
 
 _READERS: dict[str, Callable[[Fields, int], list[str]]] = {
+    "bailing_hybrid": _groups_of,
     "bailing_moe_linear": _groups_of,
     "bamba": _from_numbers("attn_layer_indices", one="full", other="state"),
     "falcon_h1": _every("both"),

@@ -304,9 +304,16 @@ def _openelm(fields: Fields) -> tuple[LayerKV, ...]:
     return tuple(LayerKV(int(count), dim, dim) for count in heads)
 
 
+def _repeated(times: Callable[[Fields], int]) -> Callable[[Fields], tuple[LayerKV, ...]]:
+    """Layers that attend more than once keep a cache for each time."""
+    return lambda fields: (attention_of(fields),) * (fields.need("num_hidden_layers") * times(fields))
+
+
 _SPECIAL: dict[str, Callable[[Fields], tuple[LayerKV, ...]]] = {
     "deepseek_v4": _deepseek_v4,
+    "longcat_flash": _repeated(lambda fields: 2),  # two attentions in every layer
     "mllama_text_model": _mllama,
     "openelm": _openelm,
+    "ouro": _repeated(lambda fields: fields.integer("total_ut_steps") or 4),  # the stack runs several times
 }
 """Families whose layers are built in a way of their own."""

@@ -74,12 +74,14 @@ def _gated_delta_net(fields: Fields) -> RecurrentState:
 
 
 def _kimi_delta(fields: Fields) -> RecurrentState:
-    """Kimi Delta Attention: the recurrent state stays in float32."""
-    own = Fields({**fields.mapping("linear_attn_config"), "architectures": [fields.architecture]})
+    """Kimi Delta Attention: the recurrent state stays in float32. A bounded gate has kernels of its own."""
+    given = fields.mapping("linear_attn_config")
+    own = Fields({**given, "architectures": [fields.architecture]})
+    family = "kda" if given.get("gate_lower_bound") is None else "bounded_kda"
     heads, dim = own.need("num_attention_heads"), own.need("head_dim")
     kernel = own.integer("short_conv_kernel_size") or 4
     return RecurrentState(
-        "kda", heads, dim, dim, conv_channels=3 * heads * dim, conv_kernel=kernel, state_bytes=_state_bytes(fields, 4)
+        family, heads, dim, dim, conv_channels=3 * heads * dim, conv_kernel=kernel, state_bytes=_state_bytes(fields, 4)
     )
 
 
@@ -103,6 +105,7 @@ _OF_NEMOTRON = _mamba2(
     "mamba_num_heads", "mamba_head_dim", "ssm_state_size", "n_groups", "conv_kernel", "expand", state_bytes=4
 )
 STATES: dict[str, Callable[[Fields], RecurrentState]] = {
+    "bailing_hybrid": _linear,
     "bailing_moe_linear": _linear,
     "bamba": _OF_MAMBA2,
     "falcon_h1": _OF_MAMBA2,

@@ -1,0 +1,1 @@
+"""What fits: geometry and hardware -> what an engine will allot. No torch."""
