@@ -12,10 +12,13 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+from anaphora.errors import CorruptModel
 from anaphora.geometry.families import is_known
 from anaphora.geometry.fields import Fields, load_config
 from anaphora.geometry.layers import Keeps, LayerKV, RecurrentState, SideCache
+from anaphora.geometry.parameters import Parameters, count_parameters
 from anaphora.geometry.reading import read_layers
+from anaphora.geometry.weights import Quantization, checkpoint_kv_dtype, checkpoint_quantization, scheme
 
 __all__ = ["Keeps", "LayerGroup", "LayerKV", "ModelGeometry", "RecurrentState", "SideCache"]
 
@@ -59,6 +62,14 @@ class ModelGeometry:
     """The model's own context length; None when its config names none."""
     trained_position: int | None = None
     """LongRoPE: the shorter length it was trained on, which engines serve by default."""
+    parameters: Parameters | None = None
+    """None where the config lacks what a count needs."""
+    quantization: Quantization | None = None
+    """The checkpoint's own."""
+    checkpoint_kv_dtype: str | None = None
+    """The dtype a KV cache of `auto` takes because the checkpoint brings scales for it."""
+    stored_weight_bytes: int | None = None
+    """Bytes of the tensors, read from the checkpoint's own headers."""
     assumed: Mapping[str, Any] = field(default_factory=dict)
     """Keys the config leaves out and its class fills in."""
     assumed_full_attention: bool = False
@@ -80,6 +91,16 @@ class ModelGeometry:
     def state_bytes(self, model_dtype_bytes: int = 2) -> int:
         """Bytes of recurrent state one sequence keeps, however long it is."""
         return sum(layer.state.bytes(model_dtype_bytes=model_dtype_bytes) for layer in self.layers if layer.state)
+
+    def weight_bytes(self, quantization: str | None = None) -> int | None:
+        """Bytes of the weights: the checkpoint's own (measured where headers were read), or in another scheme.
+
+        None where the config lacks what a count needs. Raises ConfigError for an unknown scheme.
+        """
+        if quantization is None and self.stored_weight_bytes is not None:
+            return self.stored_weight_bytes
+        chosen = self.quantization if quantization is None else scheme(quantization)
+        return None if self.parameters is None or chosen is None else chosen.bytes_of(self.parameters)
 
     def groups(self) -> tuple[LayerGroup, ...]:
         """Layers that keep the same, in the order of their first layer."""
@@ -109,9 +130,20 @@ class ModelGeometry:
             vocab_size=fields.need("vocab_size"),
             max_position=limit,
             trained_position=trained,
+            parameters=_count(fields, layers),
+            quantization=checkpoint_quantization(fields),
+            checkpoint_kv_dtype=checkpoint_kv_dtype(fields),
             assumed=dict(fields.assumed),
             assumed_full_attention=assume_full_attention and not is_known(fields.model_type),
         )
+
+
+def _count(fields: Fields, layers: tuple[LayerKV, ...]) -> Parameters | None:
+    """The parameters, None when a key for them is missing: the cache can be sized all the same."""
+    try:
+        return count_parameters(fields, layers)
+    except CorruptModel:
+        return None
 
 
 def _lengths(fields: Fields) -> tuple[int | None, int | None]:

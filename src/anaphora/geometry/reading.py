@@ -146,8 +146,8 @@ def _own_global_heads(fields: Fields, layers: list[LayerKV]) -> list[LayerKV]:
 
 def _own_sliding_heads(fields: Fields, layers: list[LayerKV]) -> list[LayerKV]:
     """MiMo-V2 and Step-3.5: sliding layers have their own heads; values may be narrower than keys."""
-    value = fields.integer("v_head_dim") if fields.get("kv_lora_rank") is None else None
-    if value is not None and layers and layers[0].keeps is not Keeps.LATENT:
+    value = fields.integer("v_head_dim") if fields.model_type.startswith("mimo_v2") else None
+    if value is not None:
         layers = [replace(layer, value_dim=value) if layer.kv_heads else layer for layer in layers]
     other = fields.mapping("attention_other_setting")
     heads = fields.integer("swa_num_key_value_heads") or other.get("num_attention_groups")
