@@ -8,6 +8,8 @@ import click
 
 from anaphora import __version__
 from anaphora.cli.generate import generate
+from anaphora.cli.hardware import hardware
+from anaphora.cli.models import models
 from anaphora.cli.pull import pull
 from anaphora.cli.serve import serve
 from anaphora.errors import AnaphoraError
@@ -22,6 +24,8 @@ def cli() -> None:
 cli.add_command(serve)
 cli.add_command(generate)
 cli.add_command(pull)
+cli.add_command(models)
+cli.add_command(hardware)
 
 
 def main() -> None:

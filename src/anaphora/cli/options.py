@@ -13,7 +13,7 @@ from anaphora.errors import ConfigError
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class Bytes(click.ParamType):
+class Bytes(click.ParamType[int]):
     """A size in bytes such as 4GiB."""
 
     name = "size"

@@ -60,7 +60,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 def prepare(folder: ModelFolder, user: UserConfig) -> Prepared:
     """Resolve every setting for the model in `folder` on this machine. Loads no weights."""
-    from anaphora.engine.models.checkpoint import count_weights
+    from anaphora.engine.models.checkpoint import Checkpoint
 
     model_config = read_config(folder.path)
     geometry = ModelGeometry.from_config(model_config)
@@ -70,7 +70,7 @@ def prepare(folder: ModelFolder, user: UserConfig) -> Prepared:
         model_name=folder.name,
         model_config=model_config,
         geometry=geometry,
-        num_weights=count_weights(folder.path),
+        num_weights=Checkpoint(folder.path, model_config).num_parameters,
         machine=_machine(user.device),
     )
     return Prepared(config, layout, geometry, model_config, user.chat_template)
@@ -98,11 +98,19 @@ def load(prepared: Prepared, startup: Startup) -> Engine:
         dtype=dtype,
         device=device,
         implementation=config.implementation,
+        max_model_len=config.max_model_len,
     )
     storage = PagedStorage(prepared.layout, config.num_blocks, dtype, device)
     since = startup.timed("weights", since)
     runner = ModelRunner(loaded.decoder, storage, prepared.layout)
-    engine = Engine(config, prepared.layout, runner, tokenizer, loaded.weights_digest)
+    engine = Engine(
+        config,
+        prepared.layout,
+        runner,
+        tokenizer,
+        vocab_size=prepared.geometry.vocab_size,
+        weights_digest=loaded.weights_digest,
+    )
     engine.warm_up()
     startup.timed("warm-up", since)
     return engine

@@ -6,12 +6,13 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from anaphora.errors import ConfigError
 from anaphora.geometry.layout import CacheLayout
 from anaphora.geometry.model import ModelGeometry
 
+Implementation = Literal["auto", "compact", "transformers"]
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _DTYPE_NAMES = {"auto": None, "half": "float16", "float": "float32"} | {name: name for name in DTYPE_BYTES}
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
@@ -23,7 +24,7 @@ class UserConfig:
 
     dtype: str = "auto"
     device: str = "auto"
-    implementation: str = "auto"
+    implementation: Implementation = "auto"
     max_model_len: int | None = None
     max_num_seqs: int = 64
     max_num_batched_tokens: int | None = None
@@ -46,7 +47,7 @@ class EngineConfig:
     dtype: str
     dtype_reason: str
     device: str
-    implementation: str
+    implementation: Implementation
     max_model_len: int
     max_num_seqs: int
     max_num_batched_tokens: int

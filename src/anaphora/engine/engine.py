@@ -132,7 +132,7 @@ class Engine:
                 max_tokens=max_tokens,
                 seed=secrets.randbits(63) if seed is None else seed,
                 chain=HashChain(namespace.key, self.config.block_size),
-                text=OutputText(self.tokenizer, params),
+                text=OutputText(self.tokenizer, params, prompt_ids),
             )
         )
         self._arrivals += 1
@@ -206,8 +206,7 @@ class Engine:
         """End the request if its text or its length says so."""
         if delta.finished_by is not None:
             self._finish(request, "stop")
-            reason = None if delta.finished_by in self.tokenizer.eos_token_ids else delta.finished_by
-            return self._output(request, delta, "stop", stop_reason=reason)
+            return self._output(request, delta, "stop")
         if request.num_output_tokens >= request.max_tokens:
             self._finish(request, "length")
             return self._output(request, delta + request.text.flush(), "length")
@@ -223,8 +222,6 @@ class Engine:
         request: Request,
         delta: TextDelta,
         finish_reason: FinishReason | None,
-        *,
-        stop_reason: str | int | None = None,
         error: str | None = None,
     ) -> RequestOutput:
         return RequestOutput(
@@ -233,7 +230,7 @@ class Engine:
             token_ids=delta.token_ids,
             logprobs=delta.logprobs,
             finish_reason=finish_reason,
-            stop_reason=stop_reason,
+            stop_reason=None if delta.finished_by in self.tokenizer.eos_token_ids else delta.finished_by,
             error=error,
             num_prompt_tokens=request.num_prompt_tokens,
             num_cached_tokens=request.num_cached_tokens or 0,

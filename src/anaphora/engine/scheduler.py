@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import insort
 
-from anaphora.blocks.manager import KVCacheManager
+from anaphora.blocks.manager import BlockTable, KVCacheManager, PrefixMatch
 from anaphora.engine.batch import Batch, BatchRow
 from anaphora.engine.request import Request, Status
 from anaphora.errors import OutOfBlocks
@@ -60,10 +60,10 @@ class Scheduler:
 
     def fail(self, batch: Batch) -> list[Request]:
         """The batch could not be computed: forget its requests without making anything findable."""
-        self._cache.release_copies(batch.copies)
         failed = [self.requests[row.request_id] for row in batch.rows]
         for request in failed:
             self.finish(request)
+        self._cache.release_copies(batch.copies)
         return failed
 
     def finish(self, request: Request) -> None:
@@ -118,33 +118,50 @@ class Scheduler:
             if budget == 0 or len(self.running) == self._max_num_seqs:
                 break
             if in_flight is None:
-                in_flight = set()
-                for other in self.running:
-                    in_flight.update(self._being_computed(other))
+                in_flight = {block for other in self.running for block in self._being_computed(other)}
             if request.waits_for in in_flight:
                 continue
-            request.chain.extend(request.tokens)
             match = self._cache.match_prefix(request.tokens, request.chain, len(request.tokens) - 1)
             request.waits_for = self._next_block(request, match.num_tokens)
             if request.waits_for in in_flight:
                 continue
-            try:
-                table, new_copies = self._cache.open(match)
-            except OutOfBlocks:
+            opened = self._open(request, match, budget)
+            if opened is None:
                 break
-            count = min(len(request.tokens) - match.num_tokens, budget)
-            wanted = len(request.tokens) if self.running else match.num_tokens + count
-            if self._cache.blocks_needed(table, wanted) > self._cache.num_free + self._cache.num_cached:
-                self._cache.release_copies(new_copies)
-                self._cache.close(table, request.tokens, request.chain, 0)
-                break
-            self._cache.reserve(table, match.num_tokens + count)
+            request.table, new_copies, num_matched = opened
+            self._start(request, num_matched)
+            row = _row(request, min(request.num_remaining, budget))
+            rows[request.request_id] = row
+            budget -= len(row.token_ids)
             copies += new_copies
-            budget -= count
-            self._start(request, match.num_tokens)
-            request.table = table
-            rows[request.request_id] = _row(request, count)
             in_flight.update(self._being_computed(request))
+
+    def _open(
+        self, request: Request, match: PrefixMatch, budget: int
+    ) -> tuple[BlockTable, list[BlockCopy], int] | None:
+        """A table that holds the match and the first chunk, or None when there are too few blocks for the request.
+
+        While others run, all its present tokens must fit, so that it is not let in only to be preempted; alone,
+        the first chunk is enough, for windows free blocks as it goes. A partial block needs its source and its
+        copy at once: where that is too much, the whole blocks of the match will do.
+        """
+        length = len(request.tokens)
+        whole = match.num_tokens // self._cache.block_size * self._cache.block_size
+        for limit in dict.fromkeys((match.num_tokens, whole)):
+            if limit != match.num_tokens:
+                match = self._cache.match_prefix(request.tokens, request.chain, limit)
+            try:
+                table, copies = self._cache.open(match)
+            except OutOfBlocks:
+                continue
+            chunk = match.num_tokens + min(length - match.num_tokens, budget)
+            needed = self._cache.blocks_needed(table, length if self.running else chunk)
+            if needed <= self._cache.num_free + self._cache.num_cached:
+                self._cache.reserve(table, chunk)
+                return table, copies, match.num_tokens
+            self._cache.close(table, request.tokens, request.chain, 0)
+            self._cache.release_copies(copies)
+        return None
 
     def _start(self, request: Request, num_matched: int) -> None:
         self.waiting.remove(request)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -55,6 +56,11 @@ class Checkpoint:
     @property
     def names(self) -> Sequence[str]:
         return list(self._file_of)
+
+    @property
+    def num_parameters(self) -> int:
+        """Numbers in all tensors."""
+        return sum(math.prod(shape) for shape in self._shapes.values())
 
     def read(self, parts: Sequence[tuple[str, tuple[int, ...]]], dtype: torch.dtype, device: torch.device) -> Tensor:
         """The named tensors, each of the given shape, one below the other (along the first axis), as `dtype`.
