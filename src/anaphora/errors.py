@@ -4,6 +4,7 @@ AnaphoraError
 |- InputError            what the user gave is wrong                      (exit 2)
 |  |- ConfigError        an option or a key of a config file
 |  |- ModelNotFound      no such model here
+|  |- HardwareNotFound   no such device in the catalogue
 |  |- UnsupportedModel   a model that cannot run, by name, with the reason
 |  `- CorruptModel       a model file that is missing, cut short or wrong, by name
 |- DownloadError         the other side failed                            (exit 3)
@@ -36,6 +37,10 @@ class ConfigError(InputError):
 
 class ModelNotFound(InputError):
     """No model of that name is here or can be fetched."""
+
+
+class HardwareNotFound(InputError):
+    """No device of that name is known, or the name leaves open how much memory it has."""
 
 
 class UnsupportedModel(InputError):
