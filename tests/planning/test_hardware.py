@@ -81,6 +81,8 @@ def test_every_device_is_plausible_and_has_its_source(device: Device) -> None:
         ("rtx-4090", 23.65),
         ("a10g", 22.06),
         ("t4", 14.6),
+        ("b200", 178.35),
+        ("gb10", 119.7),
         ("rtx-5090", 31.4),
         ("l40s", 44.52),
         ("rtx-3090", 23.58),
