@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anaphora.engine.gguf_convert import convert_gguf
-from anaphora.engine.gguf_header import read_gguf_header
+from anaphora.geometry.gguf_header import read_gguf_header
 from anaphora.engine.gguf_rope import rope_scaling
 from anaphora.engine.model_cache import quiet
 from anaphora.errors import CorruptModel, UnsupportedModel

