@@ -65,6 +65,7 @@ def kept(logits: Sequence[float], row: SampleRow) -> dict[int, float]:
         weights = {t: w for t, w in weights.items() if z[t] >= border}
     if p.top_p < 1:
         order = sorted(weights, key=lambda t: (-z[t], t))
+        skip_unless(all(z[a] == z[b] or z[a] - z[b] > NEAR for a, b in itertools.pairwise(order)))
         cumulative = list(itertools.accumulate(weights[t] for t in order))
         skip_unless(all(abs(c / cumulative[-1] - p.top_p) > NEAR for c in cumulative))
         enough = next(i for i, c in enumerate(cumulative) if c / cumulative[-1] >= p.top_p)
@@ -220,6 +221,27 @@ def test_a_nucleus_wider_than_the_first_look(top_p: float) -> None:
         u = uniform(seed, 0)
         low, high = (int(nucleus[min(int(np.searchsorted(cdf, v)), len(nucleus) - 1)]) for v in (u - 1e-6, u + 1e-6))
         assert low <= token_of(logits.tolist(), make_row(top_p=top_p, seed=seed)) <= high
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_draw_from_a_wide_vocabulary_inverts_the_distribution(seed: int) -> None:
+    logits = np.random.default_rng(seed).normal(size=3001).astype(np.float32) * 2
+    logits[-300:] = -np.inf
+    cdf = np.cumsum(np.exp(logits.astype(np.float64)))
+    u = uniform(seed, 0)
+    low, high = (int(np.searchsorted(cdf, (u + d) * cdf[-1])) for d in (-1e-6, 1e-6))
+    assert low <= token_of(logits.tolist(), make_row(seed=seed)) <= high
+
+
+@pytest.mark.parametrize("u", [0.0, 0.5, 1 - 2**-53, 1.0])
+def test_a_draw_never_takes_a_token_without_probability(u: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("anaphora.engine.sampler.uniform", lambda seed, index: u)
+    for vocab in (3, 600, 1000):
+        logits = [-math.inf] * vocab
+        logits[1] = 0.1
+        assert token_of(logits, make_row()) == 1
+        logits[vocab // 2] = 0.2
+        assert token_of(logits, make_row()) == (1 if u < 0.4 else vocab // 2)
 
 
 def varied_rows(vocab: int) -> list[SampleRow]:

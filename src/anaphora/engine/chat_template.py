@@ -22,7 +22,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from anaphora.errors import ConfigError, CorruptModel, InvalidRequest
 
-_MAX_ITERATIONS = 1_000_000
+_MAX_ITERATIONS = 200_000
 """Passes through `for` bodies that one rendering may take, all loops together."""
 
 _CONTINUE_HERE = "CONTINUE_FINAL_MESSAGE_TAG "

@@ -10,10 +10,11 @@ Rules
   an unfinished character at the very end.
 - A stop string counts when it ends in the text of a token after the first `min_tokens`. The first to be completed
   wins, the longest among those completed by the same character; how the text is cut into tokens does not matter.
-- A token that ends the output (eos, unless ignored, or one of stop_token_ids) has no text unless
-  include_stop_str_in_output is set (as in vLLM).
+- A token that ends the output (eos, unless ignored, or one of stop_token_ids) has no text and is not handed out,
+  unless include_stop_str_in_output is set (as in vLLM; skip_special_tokens then decides on its text).
 - A token (id and log probability) is handed out together with the last of its text. One whose text lies wholly in the
-  removed stop text, or after it, is never handed out, but counts in `num_output_tokens`.
+  removed stop text, or after it, is never handed out, but counts in `num_output_tokens`. Tokens of an unfinished
+  character at the very end are handed out without text.
 """
 
 from __future__ import annotations
@@ -34,9 +35,16 @@ class TextDelta:
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
     """One per token id when tokens are pushed with their log probabilities, else empty."""
-    finished: bool = False
-    stop_reason: str | int | None = None
-    """The stop string or stop token id that ended the output; None when it was an eos token, or has not ended."""
+    finished_by: str | int | None = None
+    """What ended the output: the stop string, or the stop token's or eos token's id; None while it goes on."""
+
+    def __add__(self, later: TextDelta) -> TextDelta:
+        return TextDelta(
+            self.text + later.text,
+            self.token_ids + later.token_ids,
+            self.logprobs + later.logprobs,
+            later.finished_by if self.finished_by is None else self.finished_by,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,39 +73,47 @@ class OutputText:
         """Every token pushed, the one that ended the output included."""
 
     def push(self, token: TokenLogprob | int) -> TextDelta:
-        """Add the next token. After a delta with `finished` nothing more may be pushed."""
+        """Add the next token. After a delta with `finished_by` nothing more may be pushed."""
         token_id = token if isinstance(token, int) else token.token_id
         self.num_output_tokens += 1
         counts = self.num_output_tokens > self._params.min_tokens
-        stop_token = token_id in self._params.stop_token_ids
-        ends = counts and (stop_token or (token_id in self._tokenizer.eos_token_ids and not self._params.ignore_eos))
+        eos = token_id in self._tokenizer.eos_token_ids and not self._params.ignore_eos
+        ends = counts and (eos or token_id in self._params.stop_token_ids)
         if not ends or self._params.include_stop_str_in_output:
             match = self._append(token, token_id, counts and not ends)
             if match is not None:
                 return self._stop_at(match)
-        if not ends:
-            return self._release(len(self._held) - self._possible_stop())
-        reason = token_id if stop_token and token_id not in self._tokenizer.eos_token_ids else None
-        return self._finish(reason)
+        if ends:
+            return self._finish(token_id)
+        return self._release(len(self._held) - self._possible_stop())
 
     def flush(self) -> TextDelta:
         """The output ends here for another reason: what was held back, but no unfinished character."""
-        return TextDelta() if self._finished else self._finish(None, finished=False)
+        return TextDelta() if self._finished else self._finish(None)
 
     def _visible(self, token_id: int) -> bool:
         return self._tokenizer.is_visible(token_id, skip_special_tokens=self._params.skip_special_tokens)
 
     def _append(self, token: TokenLogprob | int, token_id: int, check_stops: bool) -> _Match | None:
         """Decode one token into `_held`; the stop string it completes, if any."""
-        start = self._emitted + len(self._held)
-        text = ""
+        before = self._emitted + len(self._held)
+        start, text = before, ""
         if self._visible(token_id):
-            text = self._decoder.decode(self._tokenizer.piece(token_id, first=self._first))
+            piece = self._tokenizer.piece(token_id, first=self._first)
             self._first = False
+            if self._unfinished() and not 0x80 <= piece[0] < 0xC0:  # the character is never finished: U+FFFD
+                text = self._decoder.decode(b"", final=True)
+                start += len(text)
+            text += self._decoder.decode(piece)
+            if b"\xed\xa0" <= self._decoder.getstate()[0] < b"\xee":  # a surrogate, for which Python's decoder waits
+                text += self._decoder.decode(b"", final=True)
         self._held += text
-        unfinished = bool(self._decoder.getstate()[0])
-        self._tokens.append(_Token(token, start, start + len(text) + unfinished))
-        return self._find_stop(text, start, check_stops)
+        self._tokens.append(_Token(token, start, before + len(text) + self._unfinished()))
+        return self._find_stop(text, before, check_stops)
+
+    def _unfinished(self) -> bool:
+        """Whether the last character waits for more bytes."""
+        return bool(self._decoder.getstate()[0])
 
     def _find_stop(self, text: str, start: int, check: bool) -> _Match | None:
         if not self._stops:
@@ -121,17 +137,12 @@ class OutputText:
         self._tokens = deque(t for t in self._tokens if t.start < cut or t.end <= cut)
         return self._finish(match.text)
 
-    def _finish(self, reason: str | int | None, *, finished: bool = True) -> TextDelta:
+    def _finish(self, by: str | int | None) -> TextDelta:
         self._finished = True
-        return self._release(len(self._held), everything=True, finished=finished, stop_reason=reason)
+        return self._release(len(self._held), everything=True, finished_by=by)
 
     def _release(
-        self,
-        num_characters: int,
-        *,
-        everything: bool = False,
-        finished: bool = False,
-        stop_reason: str | int | None = None,
+        self, num_characters: int, *, everything: bool = False, finished_by: str | int | None = None
     ) -> TextDelta:
         """Hand out the first characters of `_held` and the tokens that end with them (all tokens: `everything`)."""
         text, self._held = self._held[:num_characters], self._held[num_characters:]
@@ -141,7 +152,7 @@ class OutputText:
             out.append(self._tokens.popleft().token)
         logprobs = tuple(token for token in out if isinstance(token, TokenLogprob))
         token_ids = tuple(token if isinstance(token, int) else token.token_id for token in out)
-        return TextDelta(text, token_ids, logprobs, finished, stop_reason)
+        return TextDelta(text, token_ids, logprobs, finished_by)
 
 
 @dataclass(frozen=True, slots=True)
