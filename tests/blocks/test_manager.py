@@ -160,6 +160,21 @@ def test_a_partial_entry_in_use_goes_when_its_copy_has_run() -> None:
     kv.check_invariants()
 
 
+def test_a_partial_entry_that_lost_a_group_meanwhile_is_left_to_eviction() -> None:
+    kv = KVCacheManager(5, 4, [None, None])
+    run(kv, [1, 2])
+    tokens = [1, 2, 3, 4]
+    table, chain, copies = start(kv, tokens)
+    kv.commit(table, tokens, chain, 4)
+    kv.release_copies(copies[:1])
+    other, other_chain, _ = start(kv, [9])  # evicts the first group's source
+    assert kv.evictions == 1
+    kv.close(other, [], other_chain, 0)
+    kv.release_copies(copies[1:])
+    kv.check_invariants()
+    assert (kv.num_free, kv.num_active, kv.num_cached) == (2, 2, 1)
+
+
 def test_open_takes_all_or_nothing() -> None:
     kv = KVCacheManager(4, 2, [None])
     run(kv, [1, 2, 3])
