@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from anaphora.engine.attention import TorchAttention
+from anaphora.engine.attention import _MAX_SCORES, TorchAttention
 from anaphora.engine.batch import Batch, BatchRow
 from anaphora.geometry.layout import CacheGroup, CacheLayout
 from anaphora.storage.paged import PagedStorage
@@ -205,14 +205,14 @@ def test_result_of_a_row_does_not_depend_on_the_other_rows(softcap: float | None
         torch.testing.assert_close(together[one], alone, rtol=1e-5, atol=1e-6)
 
 
-def test_many_queries_are_tiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The explicit way makes its scores a tile at a time and finds the same."""
+def test_tiles_of_queries_equal_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scores are made a tile of 7 queries at a time, with the same result."""
     layout = CacheLayout((CacheGroup(9, (0,)),), 1, kv_heads=1, key_dim=4, value_dim=4, block_size=8)
     storage = PagedStorage(layout, 8, torch.float32, torch.device("cpu"))
     torch.manual_seed(0)
     query, key, value = torch.randn(50, 2, 4), torch.randn(50, 1, 4), torch.randn(50, 1, 4)
     row = BatchRow(RequestId("r"), (0,) * 50, 0, (tuple(range(7)),), sample=True)
     whole = TorchAttention(storage).begin(Batch((row,)))(0, query, key, value, scale=0.5, softcap=5.0)
-    monkeypatch.setattr("anaphora.engine.attention._MAX_SCORES", 2 * 50 * 7)
+    monkeypatch.setitem(_MAX_SCORES, "cpu", 2 * 50 * 7)
     tiled = TorchAttention(storage).begin(Batch((row,)))(0, query, key, value, scale=0.5, softcap=5.0)
     torch.testing.assert_close(tiled, whole, rtol=1e-6, atol=1e-6)

@@ -35,8 +35,7 @@ def decoder() -> CompactDecoder:
             attention_out=None,
             mlp_in=random(HIDDEN),
             mlp_out=None,
-            q_norm=None,
-            k_norm=None,
+            qk_norm=None,
         )
 
     spec = DecoderSpec(

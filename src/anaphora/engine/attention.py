@@ -14,19 +14,19 @@ Index tensors are built for slot 0 of each group; a layer adds its slot.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
 from anaphora.engine.batch import Batch, BatchRow
 from anaphora.storage.paged import PagedStorage
 
-_MAX_SCORES = 1 << 24
-"""Most float32 scores one explicit product makes at a time (64 MiB)."""
+_MAX_SCORES = {"cpu": 1 << 20}
+_MAX_SCORES_ELSEWHERE = 1 << 26
+"""Most scores made at a time: on a CPU what its caches hold, elsewhere what bounds the memory (256 MiB)."""
 
 _MAX_GATHERED = 1 << 24
 """Most elements of keys that decode rows gather together."""
@@ -84,6 +84,16 @@ class TorchAttention:
         return _Step(self._storage, batch)
 
 
+@dataclass(frozen=True, slots=True)
+class _Tile:
+    """Consecutive queries of a span, and the keys that any of them sees."""
+
+    queries: slice
+    keys: slice
+    hidden: Tensor
+    """[B, queries, keys], True where a query must not see a key."""
+
+
 @dataclass(frozen=True)
 class _Span:
     """Rows that attend together: B rows of n queries each over L gathered tokens (B = 1 or n = 1)."""
@@ -92,34 +102,40 @@ class _Span:
     """[B * n] where the queries lie along T."""
     pieces: Tensor
     """[B * kv_heads * blocks] of slot 0."""
-    first: int
-    """Gathered tokens before the first that any query sees; only B = 1 drops them."""
+    gathered: slice
+    """The L tokens of the pieces that are wanted; all of them when n = 1."""
     query_positions: Tensor
     """[B, n]"""
     key_positions: Tensor
     """[B, L]; beyond a row's length they go on past every query's position."""
     window: int | None
-    plain_causal: bool
-    """The queries are the whole context and no window is shorter than it."""
+    _tiles: dict[int, list[_Tile]] = field(default_factory=dict)
 
-    def hidden(self, begin: int, end: int) -> Tensor:
-        """[B, end - begin, L], True where a query must not see a key."""
-        distance = self.query_positions[:, begin:end, None] - self.key_positions[:, None]
+    def tiles(self, size: int) -> list[_Tile]:
+        """The queries cut into tiles of `size`; made once, used by every layer."""
+        if size not in self._tiles:
+            n = self.query_positions.shape[1]
+            self._tiles[size] = [self._tile(begin, min(n, begin + size)) for begin in range(0, n, size)]
+        return self._tiles[size]
+
+    def _tile(self, begin: int, end: int) -> _Tile:
+        n, length = self.query_positions.shape[1], self.key_positions.shape[1]
+        keys = slice(0, length)
+        if n > 1:  # a row of its own: its last query is the last key
+            first = 0 if self.window is None else max(0, length - n + begin - self.window + 1)
+            keys = slice(first, length - n + end)
+        distance = self.query_positions[:, begin:end, None] - self.key_positions[:, None, keys]
         hidden = distance < 0
-        return hidden if self.window is None else hidden | (distance >= self.window)
-
-    @cached_property
-    def additive_mask(self) -> Tensor:
-        """[n, L] float32 for a single row, 0 or -inf: made once, used by every layer."""
-        hidden = self.hidden(0, self.query_positions.shape[1])[0]
-        return torch.zeros(hidden.shape, device=hidden.device).masked_fill_(hidden, -torch.inf)
+        if self.window is not None:
+            hidden |= distance >= self.window
+        return _Tile(slice(begin, end), keys, hidden)
 
     @cached_property
     def unseen(self) -> tuple[Tensor, Tensor] | None:
-        """(row, token) of gathered tokens that are padding or stale; a single row's span has none."""
+        """(row, token) of gathered tokens that are padding or stale; a row of its own has none."""
         if self.query_positions.shape[1] > 1:
             return None
-        rows, tokens = self.hidden(0, 1)[:, 0].nonzero(as_tuple=True)
+        rows, tokens = self.tiles(1)[0].hidden[:, 0].nonzero(as_tuple=True)
         return (rows, tokens) if len(rows) else None
 
 
@@ -156,30 +172,19 @@ class _Step:
             flat.index_copy_(0, slots, new.reshape(-1, new.shape[-1]).to(stored.dtype))
 
         out = query.new_empty(*query.shape[:2], value.shape[-1])
-        explicit = softcap is not None or alibi_slopes is not None or sinks is not None
         for span in spans:
             b, n = span.query_positions.shape
             pieces = span.pieces + first_piece
-            keys = _gather(self.storage.keys, pieces, b, layout.kv_heads, span.first, query.dtype)
-            values = _gather(self.storage.values, pieces, b, layout.kv_heads, span.first, query.dtype)
-            queries = query.index_select(0, span.tokens).view(b, n, *query.shape[1:]).transpose(1, 2)
-            keys, values = keys[:, :, : span.key_positions.shape[1]], values[:, :, : span.key_positions.shape[1]]
+            keys, values = (
+                _gather(stored, pieces, b, layout.kv_heads)[:, :, span.gathered].to(query.dtype)
+                for stored in (self.storage.keys, self.storage.values)
+            )
             if span.unseen is not None:  # a weight of 0 does not silence a stale NaN
                 rows, tokens = span.unseen
                 values[rows, :, tokens] = 0
-            if n == 1 or explicit:
-                result = _explicit(span, queries, keys, values, scale, softcap, alibi_slopes, sinks)
-            else:
-                result = scaled_dot_product_attention(
-                    queries,
-                    keys,
-                    values,
-                    attn_mask=None if span.plain_causal else span.additive_mask.to(query.dtype),
-                    is_causal=span.plain_causal,
-                    scale=scale,
-                    enable_gqa=queries.shape[1] != keys.shape[1],
-                )
-            out[span.tokens] = result.transpose(1, 2).reshape(b * n, *out.shape[1:])
+            queries = query.index_select(0, span.tokens).view(b, n, *query.shape[1:])
+            result = _attention(span, queries, keys, values, scale, softcap, alibi_slopes, sinks)
+            out.index_copy_(0, span.tokens, result.flatten(0, 1))
         return out
 
     def _tensor(self, numbers: Sequence[int] | Sequence[Sequence[int]]) -> Tensor:
@@ -239,29 +244,30 @@ class _Step:
         heads = torch.arange(layout.kv_heads, device=blocks.device)
         pieces = blocks[:, None] * (layout.slots * layout.kv_heads) + heads[:, None]
         bases = [first // size * size for _, first, _ in entries]
-        dropped, kept = (entries[0][1] - bases[0], rows[0].start + n - entries[0][1]) if exact else (0, width * size)
+        gathered = slice(0, width * size)
+        if exact:
+            gathered = slice(entries[0][1] - bases[0], rows[0].start + n - bases[0])
         begins = self._tensor([begin for begin, _, _ in entries])
         starts = self._tensor([row.start for row in rows])
         counts = torch.arange(n, device=blocks.device)
+        offsets = torch.arange(gathered.start, gathered.stop, device=blocks.device)
         return _Span(
             tokens=(begins[:, None] + counts).flatten(),
             pieces=pieces.flatten(),
-            first=dropped,
+            gathered=gathered,
             query_positions=starts[:, None] + counts,
-            key_positions=self._tensor(bases)[:, None] + torch.arange(dropped, dropped + kept, device=blocks.device),
+            key_positions=self._tensor(bases)[:, None] + offsets,
             window=window,
-            plain_causal=exact and rows[0].start == 0 and (window is None or n <= window),
         )
 
 
-def _gather(stored: Tensor, pieces: Tensor, rows: int, kv_heads: int, first: int, dtype: torch.dtype) -> Tensor:
-    """[rows, kv_heads, tokens, dim] of the pieces, the first tokens dropped."""
+def _gather(stored: Tensor, pieces: Tensor, rows: int, kv_heads: int) -> Tensor:
+    """[rows, kv_heads, tokens, dim] of the pieces: a copy."""
     block_size, dim = stored.shape[-2:]
-    gathered = stored.view(-1, block_size * dim).index_select(0, pieces)
-    return gathered.view(rows, kv_heads, -1, dim)[:, :, first:].to(dtype)
+    return stored.view(-1, block_size * dim).index_select(0, pieces).view(rows, kv_heads, -1, dim)
 
 
-def _explicit(
+def _attention(
     span: _Span,
     query: Tensor,
     keys: Tensor,
@@ -271,27 +277,30 @@ def _explicit(
     alibi_slopes: Tensor | None,
     sinks: Tensor | None,
 ) -> Tensor:
-    """Attention written out, a tile of queries at a time. query [B, Hq, n, D] -> [B, Hq, n, Dv]."""
-    b, heads, n, _ = query.shape
+    """query [B, n, Hq, D], keys [B, Hkv, L, D], values [B, Hkv, L, Dv] -> [B, n, Hq, Dv], tile by tile."""
+    b, n, heads, _ = query.shape
     kv_heads, length = keys.shape[1:3]
-    grouped = query.reshape(b, kv_heads, heads // kv_heads, n, -1)
     per_head = (1, kv_heads, heads // kv_heads, 1, 1)
-    tile = max(1, _MAX_SCORES // (b * heads * length))
-    out = query.new_empty(b, kv_heads, heads // kv_heads, n, values.shape[-1])
-    for begin in range(0, n, tile):
-        end = min(n, begin + tile)
-        part = grouped[:, :, :, begin:end].flatten(2, 3)
-        scores = (part @ keys.transpose(2, 3)).float().view(b, kv_heads, -1, end - begin, length) * scale
+    # [B, Hkv, heads per KV head, n, D]
+    grouped = query.view(b, n, kv_heads, heads // kv_heads, -1).permute(0, 2, 3, 1, 4)
+    out = query.new_empty(b, n, kv_heads, heads // kv_heads, values.shape[-1])
+    most = _MAX_SCORES.get(query.device.type, _MAX_SCORES_ELSEWHERE)
+    for tile in span.tiles(max(1, most // (heads * length)) if n > 1 else 1):
+        part = grouped[:, :, :, tile.queries]
+        shape = (*part.shape[:4], tile.hidden.shape[-1])
+        scores = (part.flatten(2, 3) @ keys[:, :, tile.keys].transpose(2, 3)).float().view(shape)
+        scores *= scale
         if softcap is not None:
             scores = torch.tanh(scores / softcap) * softcap
         if alibi_slopes is not None:
-            distance = span.key_positions[:, None] - span.query_positions[:, begin:end, None]
-            scores = scores + alibi_slopes.float().view(per_head) * distance[:, None, None]
-        scores = scores.masked_fill_(span.hidden(begin, end)[:, None, None], -torch.inf)
+            distance = span.key_positions[:, None, tile.keys] - span.query_positions[:, tile.queries, None]
+            scores += alibi_slopes.float().view(per_head) * distance[:, None, None]
+        scores.masked_fill_(tile.hidden[:, None, None], -torch.inf)
         if sinks is not None:
-            sink = sinks.float().view(per_head).expand(*scores.shape[:-1], 1)
+            sink = sinks.float().view(per_head).expand(*shape[:4], 1)
             weights = torch.cat([scores, sink], dim=-1).softmax(-1)[..., :-1]
         else:
             weights = scores.softmax(-1)
-        out[:, :, :, begin:end] = (weights.to(query.dtype).flatten(2, 3) @ values).view(out[:, :, :, begin:end].shape)
-    return out.flatten(1, 2)
+        mixed = weights.to(query.dtype).flatten(2, 3) @ values[:, :, tile.keys]
+        out[:, tile.queries] = mixed.view(*shape[:4], -1).permute(0, 3, 1, 2, 4)
+    return out.flatten(2, 3)

@@ -50,8 +50,8 @@ class LayerWeights:
     attention_out: Tensor | None
     mlp_in: Tensor | None
     mlp_out: Tensor | None
-    q_norm: Tensor | None
-    k_norm: Tensor | None
+    qk_norm: Tensor | None
+    """[query_heads + kv_heads, head_dim]"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class DecoderWeights:
                 yield linear.weight
                 if linear.bias is not None:
                     yield linear.bias
-            norms = (layer.attention_in, layer.attention_out, layer.mlp_in, layer.mlp_out, layer.q_norm, layer.k_norm)
+            norms = (layer.attention_in, layer.attention_out, layer.mlp_in, layer.mlp_out, layer.qk_norm)
             yield from (norm for norm in norms if norm is not None)
 
 
@@ -125,18 +125,24 @@ class CompactDecoder:
     ) -> Tensor:
         spec = self.spec
         tokens = len(x)
-        # [T, query heads | key heads | value heads, head_dim]
-        qkv = layer.qkv(x).view(tokens, -1, spec.head_dim)
-        query, key, value = torch.split(qkv, [spec.query_heads, spec.kv_heads, spec.kv_heads], dim=1)
-        if spec.qk_norm == "head":
-            query, key = self._norm(query, layer.q_norm), self._norm(key, layer.k_norm)
-        elif spec.qk_norm == "projection":
-            query = self._norm(query.flatten(1), layer.q_norm).view_as(query)
-            key = self._norm(key.flatten(1), layer.k_norm).view_as(key)
+        # [T, query heads | key heads | value heads, head_dim]; queries and keys are normed and turned in one go
+        heads = spec.query_heads + spec.kv_heads
+        qk, value = torch.split(layer.qkv(x).view(tokens, -1, spec.head_dim), [heads, spec.kv_heads], dim=1)
+        if layer.qk_norm is not None:
+            qk = self._norm_qk(qk, layer.qk_norm)
         if turn is not None:
-            query, key = _rotate(query, *turn), _rotate(key, *turn)
+            qk = _rotate(qk, *turn)
+        query, key = torch.split(qk, [spec.query_heads, spec.kv_heads], dim=1)
         out = attend(index, query, key, value, scale=spec.attention_scale, softcap=spec.attention_softcap)
         return layer.output(out.flatten(1))
+
+    def _norm_qk(self, qk: Tensor, weight: Tensor) -> Tensor:
+        """qk [T, query_heads + kv_heads, head_dim]: over each head, or over all queries and over all keys."""
+        if self.spec.qk_norm == "head":
+            return self._norm(qk, weight)
+        queries, keys = slice(self.spec.query_heads), slice(self.spec.query_heads, None)
+        normed = [self._norm(qk[:, part].flatten(1), weight[part].flatten()) for part in (queries, keys)]
+        return torch.cat(normed, dim=1).view_as(qk)
 
     def _add(self, residual: Tensor, x: Tensor) -> Tensor:
         return residual + (x if self.spec.residual_scale == 1.0 else x * self.spec.residual_scale)
@@ -201,7 +207,6 @@ class _Loader:
             qkv_parts = {f"{attention}q_proj": query, f"{attention}k_proj": kv, f"{attention}v_proj": kv}
             gate_up_parts = {f"{mlp}gate_proj": inner, f"{mlp}up_proj": inner}
         names = spec.norm_names
-        whole = spec.qk_norm == "projection"
         return LayerWeights(
             qkv=self._linear(qkv_parts, hidden, spec.qkv_bias),
             output=self._linear({f"{attention}o_proj": hidden}, query, spec.output_bias),
@@ -211,8 +216,7 @@ class _Loader:
             attention_out=self._norm(prefix, names.attention_out, hidden),
             mlp_in=self._norm(prefix, names.mlp_in, hidden),
             mlp_out=self._norm(prefix, names.mlp_out, hidden),
-            q_norm=self._norm(attention, "q_norm" if spec.qk_norm else None, query if whole else spec.head_dim),
-            k_norm=self._norm(attention, "k_norm" if spec.qk_norm else None, kv if whole else spec.head_dim),
+            qk_norm=self._qk_norm(attention),
         )
 
     def _linear(self, parts: dict[str, int], width: int, bias: bool) -> Linear:
@@ -220,6 +224,16 @@ class _Loader:
         return Linear(
             weight, self._read(*((f"{name}.bias", (rows,)) for name, rows in parts.items())) if bias else None
         )
+
+    def _qk_norm(self, prefix: str) -> Tensor | None:
+        spec = self._spec
+        if spec.qk_norm is None:
+            return None
+        parts = []
+        for name, heads in (("q_norm", spec.query_heads), ("k_norm", spec.kv_heads)):
+            stored = spec.head_dim * (heads if spec.qk_norm == "projection" else 1)
+            parts.append(self._required_norm(prefix + name, stored).view(-1, spec.head_dim).expand(heads, -1))
+        return torch.cat(parts)
 
     def _norm(self, prefix: str, name: str | None, width: int) -> Tensor | None:
         return None if name is None else self._required_norm(prefix + name, width)
