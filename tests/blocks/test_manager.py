@@ -212,6 +212,23 @@ def test_copies_of_a_closed_table_hold_their_sources_until_released() -> None:
     kv.check_invariants()
 
 
+def test_open_undoes_its_pins_when_a_pinned_source_keeps_the_last_block() -> None:
+    kv = KVCacheManager(5, 2, [None])
+    run(kv, [7, 8, 9])
+    run(kv, [1, 2, 3])
+    table, chain, copies = start(kv, [1, 2, 3])
+    kv.close(table, [1, 2, 3], chain, 3)
+    start(kv, [5])
+    before = (kv.num_free, kv.num_active, kv.num_cached)
+    with pytest.raises(OutOfBlocks):
+        kv.open(match(kv, [7, 8, 9]))
+    assert (kv.num_free, kv.num_active, kv.num_cached) == before == (0, 2, 3)
+    kv.check_invariants()
+    kv.release_copies(copies)
+    kv.open(match(kv, [7, 8, 9]))
+    assert kv.num_active == 4
+
+
 def test_copies_are_released_once() -> None:
     kv = KVCacheManager(8, 2, [None])
     run(kv, [1, 2, 3])
