@@ -7,17 +7,21 @@ that keep KV, with the *KV* heads of the model's own config.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 from anaphora.errors import CorruptModel
+from anaphora.geometry.catalog import find_model
 from anaphora.geometry.families import is_known
 from anaphora.geometry.fields import Fields, load_config
+from anaphora.geometry.gguf import gguf_layers, gguf_parameters, main_type, read_gguf
+from anaphora.geometry.gguf_header import GGML_TYPES
 from anaphora.geometry.layers import Keeps, LayerKV, RecurrentState, SideCache
 from anaphora.geometry.parameters import Parameters, count_parameters
 from anaphora.geometry.reading import read_layers
+from anaphora.geometry.safetensors import read_folder
 from anaphora.geometry.weights import Quantization, checkpoint_kv_dtype, checkpoint_quantization, scheme
 
 __all__ = ["Keeps", "LayerGroup", "LayerKV", "ModelGeometry", "RecurrentState", "SideCache"]
@@ -115,9 +119,12 @@ class ModelGeometry:
     ) -> ModelGeometry:
         """Read a config.json (its mapping, its path, or its folder).
 
+        Of a folder the headers of its safetensors files are read too.
         Raises UnsupportedModel (by name, with the reason), CorruptModel (with the field) and ModelNotFound.
         """
         fields = Fields(load_config(config))
+        folder = None if isinstance(config, Mapping) else Path(config)
+        stored = read_folder(folder) if folder is not None and folder.is_dir() else None
         layers = read_layers(fields, assume_full_attention=assume_full_attention)
         has_attention = any(layer.kv_heads or layer.side for layer in layers)
         limit, trained = _lengths(fields)
@@ -133,9 +140,55 @@ class ModelGeometry:
             parameters=_count(fields, layers),
             quantization=checkpoint_quantization(fields),
             checkpoint_kv_dtype=checkpoint_kv_dtype(fields),
+            stored_weight_bytes=stored.bytes if stored else None,
             assumed=dict(fields.assumed),
             assumed_full_attention=assume_full_attention and not is_known(fields.model_type),
         )
+
+    @classmethod
+    def from_gguf(cls, path: str | Path) -> ModelGeometry:
+        """Read the header of a GGUF file, of all its parts when it is split; no tensor is read.
+
+        Raises ModelNotFound, CorruptModel and UnsupportedModel, each with the file's name.
+        """
+        meta, tensors = read_gguf(Path(path))
+        layers = gguf_layers(meta)
+        kind = main_type(tensors)
+        return cls(
+            architecture=meta.architecture,
+            model_type=meta.architecture,
+            layers=layers,
+            query_heads=max(meta.by_layer("attention.head_count", len(layers), 0)),
+            hidden_size=meta.need("embedding_length"),
+            vocab_size=meta.vocab_size,
+            max_position=meta.get("context_length"),
+            parameters=gguf_parameters(meta, tensors),
+            quantization=Quantization(kind, *_gguf_bits(kind)),
+            stored_weight_bytes=sum(tensor.bytes for tensor in tensors),
+        )
+
+    @classmethod
+    def from_hub(cls, model_id: str, *, revision: str = "main", assume_full_attention: bool = False) -> ModelGeometry:
+        """A model of the Hugging Face Hub, by its config and the headers of its weights (HTTP ranges).
+
+        Raises what `from_config` does, and DownloadError.
+        """
+        from anaphora.geometry.hub import fetch  # the network only here
+
+        config, stored = fetch(model_id, revision)
+        geometry = cls.from_config(config, assume_full_attention=assume_full_attention)
+        return replace(geometry, stored_weight_bytes=stored.bytes if stored else None)
+
+    @classmethod
+    def from_catalog(cls, name: str) -> ModelGeometry:
+        """A model of the catalogue, offline. Raises ModelNotFound with the nearest names."""
+        return cls.from_config(find_model(name).config)
+
+
+def _gguf_bits(kind: str) -> tuple[float, float, float]:
+    """Bits of a weight of a ggml type, for matrices everywhere."""
+    bits = next(8 * size / count for name, count, size in GGML_TYPES.values() if name == kind)
+    return bits, bits, bits
 
 
 def _count(fields: Fields, layers: tuple[LayerKV, ...]) -> Parameters | None:

@@ -231,7 +231,7 @@ def _is_sparse(fields: Fields, index: int) -> bool:
     if index < fields.count("first_k_dense_replace") or index in (fields.raw.get("mlp_only_layers") or ()):
         return False
     if "moe_layer_start_index" in fields.raw:
-        return index >= fields.raw["moe_layer_start_index"]
+        return index >= int(fields.raw["moe_layer_start_index"])
     for step_key, offset_key in (("expert_layer_period", "expert_layer_offset"), ("interleave_moe_layer_step", "")):
         if fields.raw.get(step_key):
             step = int(fields.raw[step_key])
