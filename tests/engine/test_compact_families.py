@@ -126,21 +126,23 @@ def save(name: str, overrides: dict[str, Any], folder: Path) -> Any:
     return model
 
 
-def load(folder: Path, max_model_len: int | None = None) -> tuple[ModelRunner, CacheLayout]:
+def load(
+    folder: Path, max_model_len: int | None = None, dtype: torch.dtype = torch.float32
+) -> tuple[ModelRunner, CacheLayout]:
     config = json.loads((folder / "config.json").read_text())
     geometry = ModelGeometry.from_config(config)
     loaded = load_decoder(
         folder,
         config,
         geometry,
-        dtype=torch.float32,
+        dtype=dtype,
         device=torch.device("cpu"),
         implementation="compact",
         max_model_len=max_model_len,
     )
     assert loaded.implementation == "compact"
     layout = CacheLayout.of(geometry, block_size=4)
-    storage = PagedStorage(layout, 64 * len(layout.groups), torch.float32, torch.device("cpu"))
+    storage = PagedStorage(layout, 64 * len(layout.groups), dtype, torch.device("cpu"))
     storage.values.fill_(torch.nan)
     return ModelRunner(loaded.decoder, storage, layout), layout
 
@@ -188,6 +190,18 @@ def test_greedy_tokens_equal_transformers(case: str, tmp_path: Path) -> None:
     torch.testing.assert_close(logits, wanted, rtol=1e-4, atol=1e-5 * float(wanted.abs().max()))
     assert tokens == output.sequences[0, PROMPT:].tolist()
     assert len(set(tokens)) > 1, "a model that repeats itself proves nothing"
+
+
+@pytest.mark.parametrize("case", ["llama", "gemma2", "olmo2"])
+def test_bfloat16_is_as_near_to_float32_as_transformers_is(case: str, tmp_path: Path) -> None:
+    model = save(*CASES[case], tmp_path)
+    prompt = list(range(3, 40))
+    exact = model(torch.tensor([prompt])).logits[0, -1].detach()
+    theirs = model.to(torch.bfloat16)(torch.tensor([prompt])).logits[0, -1].detach()
+    runner, layout = load(tmp_path, dtype=torch.bfloat16)
+    ours = runner.execute(Batch((row(prompt, 0, layout),)))[0]
+    assert ours.dtype == torch.float32
+    assert 0.0 < float((ours - exact).abs().max()) < 2 * float((theirs - exact).abs().max())
 
 
 def test_longrope_takes_the_long_factors_for_a_long_context(tmp_path: Path) -> None:

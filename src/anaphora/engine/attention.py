@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -139,6 +139,16 @@ class _Span:
         return (rows, tokens) if len(rows) else None
 
 
+class _Place(NamedTuple):
+    """A row in the step."""
+
+    row: BatchRow
+    begin: int
+    """Where its tokens begin along T."""
+    first: int
+    """Position of the first key that its first query sees."""
+
+
 class _Step:
     """One batch's `attend`."""
 
@@ -206,49 +216,46 @@ class _Step:
     def _spans(self, group: int, window: int | None) -> Iterator[_Span]:
         """Rows of several queries one by one, rows of a single query in buckets of similar length."""
         begin = 0
-        single: list[tuple[int, int, BatchRow]] = []
+        single: list[_Place] = []
         for row in self.batch.rows:
-            n = len(row.token_ids)
-            first = 0 if window is None else max(0, row.start - window + 1)
-            if n == 1:
-                single.append((begin, first, row))
+            place = _Place(row, begin, 0 if window is None else max(0, row.start - window + 1))
+            begin += len(row.token_ids)
+            if len(row.token_ids) == 1:
+                single.append(place)
             else:
-                yield self._span([(begin, first, row)], group, window, exact=True)
-            begin += n
+                yield self._span([place], group, window)
 
         size = self.storage.layout.block_size
         per_block = self.storage.layout.kv_heads * size * self.storage.layout.key_dim
-        bucket: list[tuple[int, int, BatchRow]] = []
+        bucket: list[_Place] = []
         longest = 0
-        for entry in sorted(single, key=lambda entry: entry[1] - entry[2].start):
-            blocks = entry[2].start // size - entry[1] // size + 1
+        for place in sorted(single, key=lambda place: place.first - place.row.start):  # longest context first
+            blocks = place.row.start // size - place.first // size + 1
             room = (len(bucket) + 1) * longest * per_block <= _MAX_GATHERED
             if bucket and (blocks < _SIMILAR * longest - 1 or not room):
-                yield self._span(bucket, group, window, exact=False)
+                yield self._span(bucket, group, window)
                 bucket = []
             longest = blocks if not bucket else max(longest, blocks)
-            bucket.append(entry)
+            bucket.append(place)
         if bucket:
-            yield self._span(bucket, group, window, exact=False)
+            yield self._span(bucket, group, window)
 
-    def _span(
-        self, entries: Sequence[tuple[int, int, BatchRow]], group: int, window: int | None, *, exact: bool
-    ) -> _Span:
+    def _span(self, places: Sequence[_Place], group: int, window: int | None) -> _Span:
+        """Rows of one query each, whose gather is padded to the longest, or one row, whose gather is cut to fit."""
         layout = self.storage.layout
         size = layout.block_size
-        rows = [row for _, _, row in entries]
-        n = len(rows[0].token_ids)
-        tables = [row.block_tables[group][first // size : (row.start + n - 1) // size + 1] for _, first, row in entries]
+        n = len(places[0].row.token_ids)
+        tables = [p.row.block_tables[group][p.first // size : (p.row.start + n - 1) // size + 1] for p in places]
         width = max(map(len, tables))
         blocks = self._tensor([[*table, *(table[-1:] * (width - len(table)))] for table in tables])
         heads = torch.arange(layout.kv_heads, device=blocks.device)
         pieces = blocks[:, None] * (layout.slots * layout.kv_heads) + heads[:, None]
-        bases = [first // size * size for _, first, _ in entries]
+        bases = [p.first // size * size for p in places]
         gathered = slice(0, width * size)
-        if exact:
-            gathered = slice(entries[0][1] - bases[0], rows[0].start + n - bases[0])
-        begins = self._tensor([begin for begin, _, _ in entries])
-        starts = self._tensor([row.start for row in rows])
+        if n > 1:
+            gathered = slice(places[0].first - bases[0], places[0].row.start + n - bases[0])
+        begins = self._tensor([p.begin for p in places])
+        starts = self._tensor([p.row.start for p in places])
         counts = torch.arange(n, device=blocks.device)
         offsets = torch.arange(gathered.start, gathered.stop, device=blocks.device)
         return _Span(
