@@ -9,6 +9,7 @@ import click
 from anaphora import __version__
 from anaphora.cli.generate import generate
 from anaphora.cli.hardware import hardware
+from anaphora.cli.kv import kv
 from anaphora.cli.models import models
 from anaphora.cli.pull import pull
 from anaphora.cli.serve import serve
@@ -24,6 +25,7 @@ def cli() -> None:
 cli.add_command(serve)
 cli.add_command(generate)
 cli.add_command(pull)
+cli.add_command(kv)
 cli.add_command(models)
 cli.add_command(hardware)
 

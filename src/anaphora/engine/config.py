@@ -11,6 +11,7 @@ from typing import Any, Literal
 from anaphora.errors import ConfigError
 from anaphora.geometry.layout import CacheLayout
 from anaphora.geometry.model import ModelGeometry
+from anaphora.geometry.units import human_bytes
 
 Implementation = Literal["auto", "compact", "transformers"]
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -190,16 +191,6 @@ def parse_bytes(text: str) -> int:
     if match is None:
         raise ConfigError(f"{text!r} is not a size; write for example 4GiB, 500MB or 1073741824")
     return int(float(match[1]) * _UNITS[match[2] or ""])
-
-
-def human_bytes(count: int) -> str:
-    """Power-of-two units with two decimals at most: 469762048 -> '448 MiB'."""
-    value = float(count)
-    for unit in ("bytes", "KiB", "MiB", "GiB"):
-        if abs(value) < 1024:
-            return f"{value:.2f}".rstrip("0").rstrip(".") + f" {unit}"
-        value /= 1024
-    return f"{value:.2f} TiB"
 
 
 def free_memory() -> int:
