@@ -59,12 +59,14 @@ def load_decoder(
         files_digest = pool.submit(checkpoint.digest)
         if spec is not None:
             decoder: Decoder = load_compact_decoder(checkpoint, spec, dtype, device)
+            positions = repr(spec)
         else:
             from anaphora.engine.models.transformers_decoder import load_transformers_decoder
 
             checkpoint.check_finite()
-            decoder = load_transformers_decoder(folder, config, geometry, dtype, device)
+            other = load_transformers_decoder(folder, config, geometry, dtype, device, max_model_len=max_model_len)
+            decoder, positions = other, repr(other.scaled_for)
     way: Literal["compact", "transformers"] = "transformers" if spec is None else "compact"
-    facts = [files_digest.result(), json.dumps(config, sort_keys=True), str(dtype), way, repr(spec)]
+    facts = [files_digest.result(), json.dumps(config, sort_keys=True), str(dtype), way, positions]
     digest = hashlib.blake2b(json.dumps(facts).encode(), digest_size=16).hexdigest()
     return LoadedDecoder(decoder, digest, way)
