@@ -1,4 +1,4 @@
-"""The sum of a real model's cache written out: one product per kind of layer (geometry/size.py has the plain formula)."""
+"""The sum of a real model's cache written out, one product per kind of layer (size.py has the plain formula)."""
 
 from __future__ import annotations
 
