@@ -80,15 +80,23 @@ STATUS: Mapping[type[AnaphoraError], tuple[int, str]] = {
 RETRY_AFTER_SECONDS = 5
 """For an engine that is loading or draining."""
 
+_MAX_CHARACTERS = 2000
+
 
 def status_and_type(error: RequestError) -> tuple[int, str]:
     return next((STATUS[cls] for cls in type(error).__mro__ if cls in STATUS), STATUS[Unexpected])
 
 
 def error_body(error: RequestError) -> ErrorBody:
-    message, param = (text and text.encode(errors="replace").decode() for text in (str(error), error.param))
     kind = status_and_type(error)[1]
-    return ErrorBody(error=ErrorDetail(message=message or "", type=kind, param=param, code=error.code))
+    param = None if error.param is None else _presentable(error.param)
+    return ErrorBody(error=ErrorDetail(message=_presentable(str(error)), type=kind, param=param, code=error.code))
+
+
+def _presentable(text: str) -> str:
+    """Names that a client made up come back in messages: whatever they hold can be written, and at bounded length."""
+    kept = text if len(text) <= _MAX_CHARACTERS else text[:_MAX_CHARACTERS] + "…"
+    return kept.encode(errors="replace").decode()
 
 
 def error_response(error: RequestError, headers: Mapping[str, str] | None = None) -> JSONResponse:

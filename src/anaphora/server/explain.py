@@ -94,7 +94,13 @@ def _spell(path: Sequence[str | int]) -> str:
 
 def _wanted(error: Mapping[str, Any]) -> str:
     template = EXPECTED.get(error["type"])
-    return template.format(**error.get("ctx", {})) if template else "something else"
+    context = {name: _number(value) for name, value in error.get("ctx", {}).items()}
+    return template.format(**context) if template else "something else"
+
+
+def _number(value: object) -> object:
+    """2.0 -> 2"""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _describe(value: Any) -> str:

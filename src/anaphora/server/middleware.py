@@ -48,7 +48,7 @@ class Outermost:
 def _labels(scope: Scope) -> tuple[str, str]:
     """Method and declared path; what is not known is "other", so that clients cannot make up label values."""
     method = scope["method"] if scope["method"] in _METHODS else "other"
-    route = getattr(scope.get("route"), "path", None)
+    route = getattr(scope.get("route"), "path_format", None)
     if route is None and scope["path"] in scope["app"].state.paths:
         route = scope["path"]
     return method, route or "other"

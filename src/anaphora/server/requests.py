@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
 from anaphora.errors import InvalidRequest, UnsupportedField
 from anaphora.server.unsupported import only_known
@@ -15,7 +16,18 @@ from anaphora.server.unsupported import only_known
 MAX_CHOICES = 128
 """Most answers to one request: prompts x choices."""
 
-StopString = Annotated[str, Field(min_length=1)]
+
+def _whole_unicode(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise PydanticCustomError("string_unicode", "lone surrogate") from error
+    return text
+
+
+Text = Annotated[str, AfterValidator(_whole_unicode)]
+"""What JSON can carry and UTF-8 can write."""
+StopString = Annotated[Text, Field(min_length=1)]
 TokenId = Annotated[int, Field(ge=0)]
 
 
@@ -34,17 +46,17 @@ class Body(BaseModel):
 class TextPart(Body):
     where = "a content part of text"
     type: Literal["text"]
-    text: str
+    text: Text
 
 
 class Message(Body):
     where = "a message"
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
-    name: str | None = None
+    content: Text | list[TextPart] | None = None
+    name: Text | None = None
     tool_calls: list[dict[str, Any]] | None = None
-    tool_call_id: str | None = None
-    reasoning_content: str | None = None
+    tool_call_id: Text | None = None
+    reasoning_content: Text | None = None
 
     @field_validator("content", mode="before")
     @classmethod
@@ -74,7 +86,7 @@ class StreamOptions(Body):
 class SamplingFields(Body):
     """What both generating routes take, and what they may be told without any effect on the answer."""
 
-    model: str | None = None
+    model: Text | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
@@ -87,23 +99,23 @@ class SamplingFields(Body):
     repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
     stop: StopString | Annotated[list[StopString], Field(max_length=16)] | None = None
     stop_token_ids: list[TokenId] | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
-    cache_salt: Annotated[str, Field(min_length=1)] | None = None
+    cache_salt: Annotated[Text, Field(min_length=1)] | None = None
 
-    user: str | None = None
-    metadata: dict[str, str] | None = None
+    user: Text | None = None
+    metadata: dict[Text, Text] | None = None
     store: bool | None = None
     service_tier: Literal["auto", "default"] | None = None
     parallel_tool_calls: bool | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
-    prompt_cache_retention: str | None = None
+    safety_identifier: Text | None = None
+    prompt_cache_key: Text | None = None
+    prompt_cache_retention: Text | None = None
 
     @model_validator(mode="after")
     def _options_of_a_stream(self) -> SamplingFields:
@@ -136,7 +148,7 @@ class ChatRequest(SamplingFields, Templated):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     tools: list[dict[str, Any]] | None = None
-    tool_choice: str | dict[str, Any] | None = None
+    tool_choice: Text | dict[str, Any] | None = None
 
     @model_validator(mode="after")
     def _consistent(self) -> ChatRequest:
@@ -165,8 +177,8 @@ def _kind_of_prompt(prompt: Any) -> str:
 
 
 Prompt = Annotated[
-    Annotated[str, Tag("text")]
-    | Annotated[list[str], Tag("list of str")]
+    Annotated[Text, Tag("text")]
+    | Annotated[list[Text], Tag("list of str")]
     | Annotated[list[TokenId], Tag("list of int")]
     | Annotated[list[list[TokenId]], Tag("list of list")],
     Discriminator(_kind_of_prompt),
@@ -220,8 +232,8 @@ class TokenizeRequest(Body):
     """Either `prompt` or `messages`."""
 
     where = "/tokenize"
-    model: str | None = None
-    prompt: str | None = None
+    model: Text | None = None
+    prompt: Text | None = None
     add_special_tokens: bool | None = None
     messages: Annotated[list[Message], Field(min_length=1)] | None = None
     add_generation_prompt: bool | None = None
@@ -244,7 +256,7 @@ class TokenizeRequest(Body):
 
 class DetokenizeRequest(Body):
     where = "/detokenize"
-    model: str | None = None
+    model: Text | None = None
     tokens: list[TokenId]
 
 

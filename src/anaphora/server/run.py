@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -20,6 +22,7 @@ from anaphora.server.settings import ServerState
 
 logger = logging.getLogger("anaphora.server")
 
+_LOADER = "anaphora-load"
 _FLUSH_SECONDS = 5
 """For answers that are finished but not yet read, after the engine has drained."""
 
@@ -43,14 +46,19 @@ def run_server(
     if on_listening is not None:
         on_listening(url_of(sock))
     asyncio.run(_until_signal(state, sock, load, shutdown_timeout))
+    if any(thread.name == _LOADER for thread in threading.enumerate()):
+        sys.stdout.flush()
+        os._exit(0)  # native code that still loads cannot be interrupted, and aborts if Python ends under it
 
 
 def bind(host: str, port: int) -> socket.socket:
     """A listening socket. Raises ConfigError that says what to change."""
+    if not 0 <= port <= 65535:
+        raise ConfigError(f"There is no port {port}: choose a --port from 1 to 65535, or 0 for any free one.")
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         sock = socket.create_server((host, port), family=family, backlog=2048)
-    except (OSError, OverflowError) as error:
+    except OSError as error:
         raise ConfigError(
             f"Cannot listen on {host}:{port} ({error}). Choose another --port, or a --host of this machine."
         ) from error
@@ -120,7 +128,7 @@ async def _load(load: Callable[[], EngineLoop], state: ServerState, stop: asynci
         with suppress(RuntimeError):  # the server ended first
             loop.call_soon_threadsafe(report)
 
-    threading.Thread(target=run, name="anaphora-load", daemon=True).start()
+    threading.Thread(target=run, name=_LOADER, daemon=True).start()
     try:
         state.engine = await loaded
     except Exception as error:

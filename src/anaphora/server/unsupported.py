@@ -21,11 +21,15 @@ class Refusal:
     advice: str
     neutral: tuple[object, ...] = ()
 
+    def passes(self, value: object) -> bool:
+        """Equal to a neutral value; true and false are no numbers here."""
+        return any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in self.neutral)
+
 
 _TOOLS = Refusal('Tool calls are not parsed here; leave it out, or set `tool_choice` to "none".', ([], "none", "auto"))
 _GUIDED = Refusal("Output cannot be constrained to a grammar or schema here; ask for the format in the prompt.")
 _MEDIA = Refusal("This server reads and writes text only; leave it out.")
-_SEARCH = Refusal("Beam search is not offered; use `n` with `temperature`.", (False, 1, 1.0))
+_SEARCH = Refusal("Beam search is not offered; use `n` with `temperature`.", (False,))
 _TEMPLATE = Refusal("The model's own chat template is used; pass variables for it in `chat_template_kwargs`.")
 _REASONING = Refusal("How long a model thinks is set through `chat_template_kwargs`, if its template offers it.")
 _SAMPLER = Refusal("This way of sampling is not offered; use temperature, top_p, top_k or min_p.")
@@ -73,7 +77,7 @@ UNSUPPORTED: Mapping[str, Refusal] = {
     "allowed_token_ids": Refusal("Use `logit_bias`.", ([],)),
     "bad_words": Refusal("Use `logit_bias` with -100.", ([],)),
     "use_beam_search": _SEARCH,
-    "length_penalty": _SEARCH,
+    "length_penalty": Refusal(_SEARCH.advice, (1.0,)),
     "early_stopping": _SEARCH,
     "best_of": Refusal("Use `n`.", (1,)),
     "typical_p": _SAMPLER,
@@ -122,6 +126,6 @@ def only_known(data: Mapping[str, Any], known: Collection[str], *, where: str) -
             near = get_close_matches(name, sorted(known), n=1)
             hint = f"Did you mean `{near[0]}`?" if near else f"Known fields: {', '.join(sorted(known))}."
             raise InvalidRequest(f"`{name}` is no field of {where}. {hint}", param=name, code="unknown_parameter")
-        if value is not None and value not in refusal.neutral:
+        if value is not None and not refusal.passes(value):
             raise UnsupportedField(f"`{name}` is not supported in {where}. {refusal.advice}", param=name)
     return kept
