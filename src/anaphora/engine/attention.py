@@ -24,7 +24,7 @@ from torch import Tensor
 from anaphora.engine.batch import Batch, BatchRow
 from anaphora.storage.paged import PagedStorage
 
-_MAX_SCORES = {"cpu": 1 << 20}
+_MAX_SCORES = {"cpu": 1 << 19}
 _MAX_SCORES_ELSEWHERE = 1 << 26
 """Most scores made at a time: on a CPU what its caches hold, elsewhere what bounds the memory (256 MiB)."""
 
@@ -90,8 +90,8 @@ class _Tile:
 
     queries: slice
     keys: slice
-    hidden: Tensor
-    """[B, queries, keys], True where a query must not see a key."""
+    mask: Tensor
+    """[B, queries, keys] float32, to be added: 0 where a query sees a key, else -inf."""
 
 
 @dataclass(frozen=True)
@@ -128,14 +128,15 @@ class _Span:
         hidden = distance < 0
         if self.window is not None:
             hidden |= distance >= self.window
-        return _Tile(slice(begin, end), keys, hidden)
+        mask = torch.zeros(hidden.shape, device=hidden.device).masked_fill_(hidden, -torch.inf)
+        return _Tile(slice(begin, end), keys, mask)
 
     @cached_property
     def unseen(self) -> tuple[Tensor, Tensor] | None:
         """(row, token) of gathered tokens that are padding or stale; a row of its own has none."""
         if self.query_positions.shape[1] > 1:
             return None
-        rows, tokens = self.tiles(1)[0].hidden[:, 0].nonzero(as_tuple=True)
+        rows, tokens = self.tiles(1)[0].mask[:, 0].nonzero(as_tuple=True)
         return (rows, tokens) if len(rows) else None
 
 
@@ -189,8 +190,9 @@ class _Step:
                 _gather(stored, pieces, b, layout.kv_heads)[:, :, span.gathered].to(query.dtype)
                 for stored in (self.storage.keys, self.storage.values)
             )
-            if span.unseen is not None:  # a weight of 0 does not silence a stale NaN
+            if span.unseen is not None:  # neither a mask nor a weight of 0 silences a stale NaN
                 rows, tokens = span.unseen
+                keys[rows, :, tokens] = 0
                 values[rows, :, tokens] = 0
             queries = query.index_select(0, span.tokens).view(b, n, *query.shape[1:])
             result = _attention(span, queries, keys, values, scale, softcap, alibi_slopes, sinks)
@@ -294,15 +296,15 @@ def _attention(
     most = _MAX_SCORES.get(query.device.type, _MAX_SCORES_ELSEWHERE)
     for tile in span.tiles(max(1, most // (heads * length)) if n > 1 else 1):
         part = grouped[:, :, :, tile.queries]
-        shape = (*part.shape[:4], tile.hidden.shape[-1])
+        shape = (*part.shape[:4], tile.mask.shape[-1])
         scores = (part.flatten(2, 3) @ keys[:, :, tile.keys].transpose(2, 3)).float().view(shape)
-        scores *= scale
-        if softcap is not None:
-            scores = torch.tanh(scores / softcap) * softcap
+        bias, factor = tile.mask[:, None, None], scale
         if alibi_slopes is not None:
             distance = span.key_positions[:, None, tile.keys] - span.query_positions[:, tile.queries, None]
-            scores += alibi_slopes.float().view(per_head) * distance[:, None, None]
-        scores.masked_fill_(tile.hidden[:, None, None], -torch.inf)
+            bias = bias + alibi_slopes.float().view(per_head) * distance[:, None, None]
+        if softcap is not None:
+            scores, factor = torch.tanh(scores * (scale / softcap)), softcap
+        scores = torch.add(bias, scores, alpha=factor)
         if sinks is not None:
             sink = sinks.float().view(per_head).expand(*shape[:4], 1)
             weights = torch.cat([scores, sink], dim=-1).softmax(-1)[..., :-1]
