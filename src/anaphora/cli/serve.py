@@ -81,6 +81,7 @@ def serve(
     logging.getLogger("httpx").setLevel(logging.WARNING)
     names = served_model_name or (_served_name(model),)
     settings = ServerSettings(names, hash_keys(keys), salt_by_key, max_body_bytes)
+    state = ServerState(settings)
     base_url: list[str] = []
 
     def load_engine() -> EngineLoop:
@@ -94,7 +95,7 @@ def serve(
         startup.timed("model and settings", since)
         _print_allotment(prepared)
         loop = EngineLoop(load(prepared, startup), max_waiting=max_waiting)
-        loop.stats.startup_seconds.update(startup.seconds)
+        state.startup_seconds = startup.seconds
         loop.start()
         parts = ", ".join(f"{name} {seconds:.1f}" for name, seconds in startup.seconds.items())
         _say(f"ready in {time.monotonic() - began:.1f} s ({parts}): {base_url[0]}/v1")
@@ -103,7 +104,7 @@ def serve(
         return loop
 
     run_server(
-        ServerState(settings),
+        state,
         host,
         port,
         load=load_engine,

@@ -97,7 +97,7 @@ class EngineLoop:
                 )
             self._callbacks[request_id] = on_output
             prompt = tuple(prompt_ids)
-            self._commands.append(lambda: self._engine.add(request_id, prompt, params, cache_salt=cache_salt))
+            self._commands.append(lambda: self._add(request_id, prompt, params, cache_salt))
             self._wake.notify()
 
     def abort(self, request_id: str) -> None:
@@ -105,7 +105,7 @@ class EngineLoop:
         with self._wake:
             if self._callbacks.pop(request_id, None) is None:
                 return
-            self._commands.append(lambda: self._abort(request_id))
+            self._commands.append(lambda: self._drop(request_id))
             self._wake.notify()
 
     def reset_prefix_cache(self) -> bool:
@@ -170,7 +170,15 @@ class EngineLoop:
         while self._commands:
             self._commands.popleft()()
 
-    def _abort(self, request_id: str) -> None:
+    def _add(self, request_id: str, prompt: Sequence[int], params: SamplingParams, cache_salt: str | None) -> None:
+        """A request that cannot be added loses itself, never the engine."""
+        try:
+            self._engine.add(request_id, prompt, params, cache_salt=cache_salt)
+        except Exception as error:
+            logger.exception("request %s could not be added", request_id)
+            self._deliver(RequestOutput(request_id, finish_reason="error", error=f"{type(error).__name__}: {error}"))
+
+    def _drop(self, request_id: str) -> None:
         self._engine.abort(request_id)
 
     def _deliver(self, output: RequestOutput) -> None:

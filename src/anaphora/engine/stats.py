@@ -46,8 +46,6 @@ class EngineStats:
     prefix_hits: int = 0
     preemptions: int = 0
     evictions: int = 0
-    startup_seconds: dict[str, float] = field(default_factory=dict)
-    """Seconds each part of the start took."""
     finished: dict[str, int] = field(default_factory=dict)
     """Requests by finish reason."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 
 from pydantic import BaseModel
@@ -11,6 +12,8 @@ from starlette.types import Message, Receive, Scope, Send
 from anaphora.server.errors import ClientDisconnected, as_request_error, error_body
 from anaphora.server.generation import Generation, while_connected
 from anaphora.server.responses import to_json
+
+_KEEP_ALIVE_SECONDS = 15.0
 
 
 class EventStream(Response):
@@ -37,13 +40,24 @@ class EventStream(Response):
 
     async def _send_all(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        keep_alive = asyncio.create_task(_keep_alive(send))
         try:
             async for chunk in self._chunks:
+                keep_alive.cancel()
                 await send(_event(to_json(chunk)))
             await send(_event("[DONE]"))
         except Exception as error:
             await send(_event(to_json(error_body(as_request_error(error)))))
+        finally:
+            keep_alive.cancel()
         await send({"type": "http.response.body", "body": b""})
+
+
+async def _keep_alive(send: Send) -> None:
+    """An SSE comment now and then until the first chunk: a long prefill outlasts many a proxy's read timeout."""
+    while True:
+        await asyncio.sleep(_KEEP_ALIVE_SECONDS)
+        await send({"type": "http.response.body", "body": b": computing the prompt\n\n", "more_body": True})
 
 
 def _event(data: str) -> Message:
