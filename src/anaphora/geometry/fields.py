@@ -40,6 +40,7 @@ SPELLINGS: dict[str, tuple[str, ...]] = {
 """Key as transformers spells it today -> the older or remote-code spellings, first one wins."""
 
 _NESTED = ("text_config", "llm_config", "language_config", "thinker_config", "language_model_config")
+_LIMITS = {"num_hidden_layers": 1 << 14}
 _CORE = {"num_hidden_layers", "num_attention_heads", "hidden_size", "vocab_size"}
 
 
@@ -121,8 +122,8 @@ class Fields:
             return default
         if isinstance(value, float) and value.is_integer():
             value = int(value)
-        if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
-            raise CorruptModel(f"config.json: {key} is {value!r}; it must be a positive whole number")
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < _LIMITS.get(key, 1 << 40):
+            raise CorruptModel(f"config.json: {key} is {value!r}; it must be a positive whole number a model can have")
         return value
 
     def need(self, key: str) -> int:

@@ -21,7 +21,7 @@ from anaphora.geometry.gguf_header import GGML_TYPES
 from anaphora.geometry.layers import Keeps, LayerKV, RecurrentState, SideCache
 from anaphora.geometry.parameters import Parameters, count_parameters
 from anaphora.geometry.reading import read_layers
-from anaphora.geometry.safetensors import read_folder
+from anaphora.geometry.safetensors import StoredWeights, read_folder
 from anaphora.geometry.weights import Quantization, checkpoint_kv_dtype, checkpoint_quantization, scheme
 
 __all__ = ["Keeps", "LayerGroup", "LayerKV", "ModelGeometry", "RecurrentState", "SideCache"]
@@ -125,6 +125,17 @@ class ModelGeometry:
         fields = Fields(load_config(config))
         folder = None if isinstance(config, Mapping) else Path(config)
         stored = read_folder(folder) if folder is not None and folder.is_dir() else None
+        try:
+            return cls._of(fields, stored, assume_full_attention)
+        except (TypeError, ValueError, LookupError, OverflowError) as error:
+            # A list where a number belongs, text in a list of numbers: each key's own check names the usual ones.
+            raise CorruptModel(
+                f"config.json of {fields.architecture} holds a value of a type that its key cannot have ({error}). "
+                "Fetch it again"
+            ) from error
+
+    @classmethod
+    def _of(cls, fields: Fields, stored: StoredWeights | None, assume_full_attention: bool) -> ModelGeometry:
         layers = read_layers(fields, assume_full_attention=assume_full_attention)
         has_attention = any(layer.kv_heads or layer.side for layer in layers)
         limit, trained = _lengths(fields)
@@ -202,14 +213,14 @@ def _count(fields: Fields, layers: tuple[LayerKV, ...]) -> Parameters | None:
 def _lengths(fields: Fields) -> tuple[int | None, int | None]:
     """(context limit, shorter length LongRoPE was trained on), as vLLM derives them from the config's keys."""
     lengths = [value for key in _LENGTH_KEYS if isinstance(value := fields.get(key), int) and value > 0]
-    limit = fields.raw.get("model_max_length") or (min(lengths) if lengths else None)
-    rope = fields.raw.get("rope_scaling") or fields.raw.get("rope_parameters") or {}
-    nested = [value for value in rope.values() if isinstance(value, Mapping)]
-    kinds = {str(part.get("rope_type") or part.get("type") or "default") for part in (nested or [rope])}
-    factor = next((part["factor"] for part in (nested or [rope]) if part.get("factor")), 1)
+    limit = fields.integer("model_max_length") or (min(lengths) if lengths else None)
+    rope = fields.mapping("rope_scaling") or fields.mapping("rope_parameters")
+    parts = [value for value in rope.values() if isinstance(value, Mapping)] or [rope]
+    kinds = {str(part.get("rope_type") or part.get("type") or "default") for part in parts}
+    factor = next((value for part in parts if isinstance(value := part.get("factor"), (int, float)) and value > 0), 1)
     if limit is not None and not kinds & _ALREADY_SCALED and "gemma3" not in fields.model_type:
         limit = int(limit * factor)
     trained = None
     if kinds & {"longrope", "su"}:
-        trained = fields.raw.get("original_max_position_embeddings") or rope.get("original_max_position_embeddings")
+        trained = fields.integer("original_max_position_embeddings") or rope.get("original_max_position_embeddings")
     return limit, trained
