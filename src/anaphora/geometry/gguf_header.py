@@ -146,7 +146,7 @@ def _read(path: Path, data: mmap.mmap, part_of_split: bool) -> GgufHeader:
     for _ in range(key_count):
         name = at.string()
         metadata[name] = _value(path, at, at.take("I")[0])
-    if isinstance(parts := metadata.get("split.count", 0), int) and parts > 1:
+    if not part_of_split and isinstance(parts := metadata.get("split.count", 0), int) and parts > 1:
         raise UnsupportedModel(
             f"{path} is one of {parts} parts of a split model. Join them first: "
             f"llama-gguf-split --merge {path.name} whole.gguf"
