@@ -55,10 +55,14 @@ def test_absurd_numbers(arguments: tuple[int, ...], says: str) -> None:
     st.integers(1, 9),
 )
 def test_monotone_and_linear(sizes: list[int], which: int, dtype_bytes: float, batch: int) -> None:
-    size = kv_cache_size(*sizes, dtype_bytes=dtype_bytes, batch_size=batch)
-    assert size.total_bytes == 2 * prod(sizes) * dtype_bytes * batch
-    larger = [value + (i == which) for i, value in enumerate(sizes)]
-    assert kv_cache_size(*larger, dtype_bytes=dtype_bytes, batch_size=batch).total_bytes > size.total_bytes
+
+    def size(layers: int, heads: int, width: int, length: int) -> int:
+        return kv_cache_size(layers, heads, width, length, dtype_bytes, batch).total_bytes
+
+    first, second, third, fourth = sizes
+    assert size(first, second, third, fourth) == 2 * prod(sizes) * dtype_bytes * batch
+    a, b, c, d = (value + (i == which) for i, value in enumerate(sizes))
+    assert size(a, b, c, d) > size(first, second, third, fourth)
 
 
 @pytest.mark.parametrize("fact", facts(), ids=lambda fact: fact.model)
