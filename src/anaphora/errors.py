@@ -8,6 +8,12 @@ AnaphoraError
 |  |- UnsupportedModel   a model that cannot run, by name, with the reason
 |  `- CorruptModel       a model file that is missing, cut short or wrong, by name
 |- DownloadError         the other side failed                            (exit 3)
+|- ProbeError            an endpoint under test failed; `kind` counts it  (exit 3)
+|  |- EndpointUnreachable   no HTTP answer: DNS, TCP, TLS or a proxy
+|  |- EndpointTimeout       no answer in time
+|  |- EndpointRefused       an HTTP status or an error event that says no
+|  |- UnexpectedAnswer      an answer, but not that of an OpenAI-compatible API
+|  `- StreamCut             a stream that ended before its end
 |- RequestError          one request is wrong; the server goes on         (HTTP, see server/errors.py)
 |  |- InvalidRequest     |- UnsupportedField   |- ContextTooLong  |- RequestNeverFits
 |  |- UnknownModel       |- AuthenticationFailed                  |- BodyTooLarge
@@ -55,6 +61,42 @@ class DownloadError(AnaphoraError):
     """A download failed or did not match its digest; nothing half-made was left behind."""
 
     exit_code = 3
+
+
+class ProbeError(AnaphoraError):
+    """An endpoint under test failed. `kind` is a short stable word for counting: "dns", "http_401", "html" ..."""
+
+    exit_code = 3
+
+    def __init__(self, message: str, *, kind: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+class EndpointUnreachable(ProbeError):
+    """No HTTP answer came: "dns", "refused", "reset", "tls", "proxy", "connect" or "protocol"."""
+
+
+class EndpointTimeout(ProbeError):
+    """Nothing came in time: "connect_timeout", "read_timeout", "write_timeout" or "pool_timeout"."""
+
+
+class EndpointRefused(ProbeError):
+    """The endpoint said no: "http_STATUS", or "stream_error" for an error inside a stream (status 200)."""
+
+    def __init__(self, message: str, *, kind: str, status: int, detail: str = "") -> None:
+        super().__init__(message, kind=kind)
+        self.status = status
+        self.detail = detail
+        """The endpoint's own words, redacted."""
+
+
+class UnexpectedAnswer(ProbeError):
+    """An answer of another kind: "html", "redirect", "not_json", "empty", "no_choices" or "no_models"."""
+
+
+class StreamCut(ProbeError):
+    """A stream broke off before its last chunk: "stream_cut"."""
 
 
 class RequestError(AnaphoraError):

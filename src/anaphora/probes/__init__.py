@@ -1,0 +1,1 @@
+"""The outside view: verify, sweep and doctor, against any OpenAI-compatible endpoint."""
