@@ -62,6 +62,9 @@ def bind(host: str, port: int) -> socket.socket:
         raise ConfigError(
             f"Cannot listen on {host}:{port} ({error}). Choose another --port, or a --host of this machine."
         ) from error
+    # accepted sockets inherit it; asyncio would set it only on sockets made with proto=IPPROTO_TCP, and without it
+    # a stream's chunks wait up to 40 ms for the client's delayed ACK
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return sock
 
 
