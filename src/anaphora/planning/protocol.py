@@ -50,6 +50,8 @@ class GroupCapacity:
     window: int | None
     blocks_per_request: int
     """Blocks a request at `max_model_len` holds at most."""
+    pool_blocks: int | None = None
+    """Blocks of a pool of its own; None: all groups draw from the common one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +74,9 @@ class Capacity:
     tokens_older: int
     """The figure older versions printed, from the blocks of one group."""
     reuse_step: int
-    """A cached prefix is reused in steps of this many tokens; a shorter one never is."""
+    """A cached prefix is reused in steps of this many tokens; a shorter one never is. 0: nothing is reused."""
+    kept_back: int = 1
+    """Blocks the engine never gives to a request."""
 
     @property
     def request_bytes(self) -> int:
@@ -81,8 +85,8 @@ class Capacity:
 
     @property
     def fits_one_request(self) -> bool:
-        """Whether the engine starts: one block is kept back."""
-        return self.request_bytes <= self.available_bytes - self.block_bytes
+        """Whether the engine starts: some blocks are kept back."""
+        return self.request_bytes <= self.available_bytes - self.kept_back * self.block_bytes
 
 
 class MemoryModel(Protocol):
