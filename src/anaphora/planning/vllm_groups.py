@@ -10,7 +10,7 @@ weigh the same, so the pool's block is as wide as the widest group:
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -114,7 +114,11 @@ def _equal_pages(members: list[Member]) -> list[Group]:
 
 
 def _packed(members: list[Member]) -> list[Group]:
-    """DeepSeek V4: buckets of one kind; buckets with the same layers in every page size are cut into equal repeats."""
+    """DeepSeek V4: buckets of one kind, cut so that no group is much wider than it must be.
+
+    Buckets with as many layers in every page size are cut into equal repeats of that pattern. Where there is no such
+    bucket with several page sizes, sliding layers are cut to fit into the block that the others need anyway.
+    """
     buckets: list[list[Member]] = []
     for member in members:
         for bucket in buckets:
@@ -123,30 +127,41 @@ def _packed(members: list[Member]) -> list[Group]:
                 break
         else:
             buckets.append([member])
+    pages = [_by_page(bucket) for bucket in buckets]
+    repeats = [max(map(len, page.values())) for page in pages]
+    balanced = [len(set(map(len, page.values()))) == 1 for page in pages]
+    floor = max(
+        (n for n, page, even in zip(repeats, pages, balanced, strict=True) if even and len(page) > 1), default=0
+    )
+    even_repeats = [n for n, even in zip(repeats, balanced, strict=True) if even]
+    per_group = _least_padding(even_repeats, floor) if floor else None
 
-    def by_page(bucket: list[Member]) -> dict[int, list[Member]]:
-        pages: dict[int, list[Member]] = defaultdict(list)
-        for member in bucket:
-            pages[member.spec.page_bytes].append(member)
-        return pages
+    def split_into(index: int) -> int:
+        return -(-repeats[index] // per_group) if per_group and balanced[index] else 1
 
-    def balanced(bucket: list[Member]) -> bool:
-        return len({len(layers) for layers in by_page(bucket).values()}) == 1
-
-    def repeats(bucket: list[Member]) -> int:
-        return Counter(member.spec.page_bytes for member in bucket).most_common(1)[0][1]
-
-    floor = max((repeats(b) for b in buckets if balanced(b) and len(by_page(b)) > 1), default=0)
-    per_group = _least_padding([repeats(b) for b in buckets if balanced(b)], floor) if floor else None
+    free = [per_group is None and bucket[0].spec.kind in _SLIDING_LIKE for bucket in buckets]
+    needed = max(
+        sum(-(-len(layers) // (len(bucket) if free[i] else split_into(i))) * page for page, layers in pages[i].items())
+        for i, bucket in enumerate(buckets)
+    )
     groups: list[Group] = []
-    for bucket in buckets:
-        number = -(-repeats(bucket) // per_group) if per_group and balanced(bucket) else 1
+    for i, bucket in enumerate(buckets):
+        number = split_into(i)
+        if free[i]:
+            number = max(number, -(-len(bucket) // max(needed // bucket[0].spec.page_bytes, 1)))
         if number == 1:
             groups.append(Group(tuple(bucket)))
             continue
-        patterns = list(zip(*by_page(bucket).values(), strict=True))
-        groups += [Group(tuple(m for repeat in patterns[i::number] for m in repeat)) for i in range(number)]
+        patterns = list(zip(*pages[i].values(), strict=False))
+        groups += [Group(tuple(m for repeat in patterns[k::number] for m in repeat)) for k in range(number)]
     return groups
+
+
+def _by_page(bucket: list[Member]) -> dict[int, list[Member]]:
+    pages: dict[int, list[Member]] = defaultdict(list)
+    for member in bucket:
+        pages[member.spec.page_bytes].append(member)
+    return pages
 
 
 def _least_padding(values: Sequence[int], lowest: int) -> int:
