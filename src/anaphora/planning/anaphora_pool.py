@@ -1,4 +1,4 @@
-"""Anaphora's own pool, as `anaphora serve` prints it: blocks of one weight for all groups of layers (geometry/layout)."""
+"""Anaphora's own pool, as `anaphora serve` prints it: blocks of one weight for all groups of layers."""
 
 from __future__ import annotations
 

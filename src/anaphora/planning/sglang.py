@@ -1,8 +1,8 @@
 """What SGLang makes of the bytes it has for KV. Read from SGLang 0.5.23, srt/model_executor/pool_configurator.py.
 
     plain        tokens = available // bytes of a token, down to a whole page (default page: 1 token)
-    windows      two pools: full layers keep `tokens`, sliding ones 0.8 x tokens (--swa-full-tokens-ratio), page by page;
-                 only for the architectures that SGLang lists, elsewhere a sliding layer keeps every token
+    windows      two pools: full layers keep `tokens`, sliding ones 0.8 x tokens (--swa-full-tokens-ratio); only for
+                 the architectures that SGLang lists, elsewhere a sliding layer keeps every token
     states       0.9 / 1.9 of the bytes are cut into states (--mamba-full-memory-ratio), three a running request
 
 Keys and values lie in two buffers of equal length. MLA is not divided by TP.
@@ -41,7 +41,7 @@ class SglangMemory:
         full, sliding, state = _cells(geometry, settings)
         page = settings.block_size or 1
         window = max((layer.window or 0 for layer in geometry.layers if layer.keeps in _WINDOWED), default=0)
-        pages_of = _pages(settings.max_model_len, page)
+        pages_of = per_request = _pages(settings.max_model_len, page)
         groups = []
         radix = settings.enable_prefix_caching is not False
         if state:
@@ -61,10 +61,11 @@ class SglangMemory:
         if sliding:
             kept = int(tokens * SWA_RATIO) // page if full else tokens // page
             held = min(pages_of, _pages(window, page) + 1)
+            per_request = pages_of if full else held
             count = sum(layer.keeps in _WINDOWED for layer in geometry.layers)
             groups.append(GroupCapacity("sliding", count, page, window, held, pool_blocks=kept))
         num_blocks = tokens // page
-        concurrency = num_blocks / pages_of if cell else float("inf")
+        concurrency = num_blocks / per_request if cell else float("inf")
         for group in groups:
             if group.pool_blocks is not None:
                 concurrency = min(concurrency, group.pool_blocks / group.blocks_per_request)
@@ -74,7 +75,7 @@ class SglangMemory:
             num_blocks=num_blocks,
             block_size=page,
             groups=tuple(groups),
-            blocks_per_request=pages_of,
+            blocks_per_request=per_request,
             max_concurrency=concurrency,
             tokens=tokens,
             tokens_older=tokens,
