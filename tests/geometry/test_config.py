@@ -37,6 +37,7 @@ def of(**changes: Any) -> ModelGeometry:
 def kinds(geometry: ModelGeometry) -> str:
     letter = {
         Keeps.FULL: "f",
+        Keeps.LATENT: "f",
         Keeps.SLIDING: "s",
         Keeps.CHUNKED: "c",
         Keeps.STATE: "l",
@@ -169,6 +170,10 @@ def test_heads_in_every_spelling(config: dict[str, Any], layer: tuple[int, int, 
         ({"model_type": "gemma2", "sliding_window": 16}, "sfsf"),
         ({"model_type": "gemma3_text", "sliding_window": 16, "sliding_window_pattern": 3}, "ssfs"),
         ({"model_type": "cohere2", "sliding_window": 16}, "sssf"),
+        ({"model_type": "dots1", "sliding_window": 16, "max_window_layers": 3}, "fffs"),
+        ({"model_type": "laguna", "sliding_window": 16}, "ffff"),
+        ({"model_type": "glm_moe_dsa", "layer_types": ["indexed_attention"] * 4}, "ffff"),
+        ({"model_type": "nemotron_h", "num_hidden_layers": None, "layers_block_type": ["mamba", "mlp"]}, "ln"),
         ({"model_type": "exaone4", "sliding_window": 16, "sliding_window_pattern": "LLG"}, "ssfs"),
         ({"model_type": "gpt_oss", "sliding_window": 16}, "sfsf"),
         ({"model_type": "llama4_text", "attention_chunk_size": 16}, "cccf"),

@@ -23,6 +23,8 @@ WORDS: dict[str, str] = {
     "sliding_window": "sliding",
     "swa": "sliding",
     "chunked_attention": "chunked",
+    "indexed_attention": "full",
+    "reference_sliding_attention": "full",
     "linear_attention": "state",
     "mamba": "state",
     "mamba2": "state",
@@ -37,7 +39,9 @@ PATTERNS: dict[str, str] = {
     "afmoe": "sssf",
     "cohere2": "sssf",
     "cohere2_moe": "sssf",
+    "cohere_compass_text": "f",
     "cwm": "fsss",
+    "diffusion_gemma_text": "sssssf",
     "exaone4": "sssf",
     "exaone_moe": "sssf",
     "gemma2": "sf",
@@ -47,6 +51,10 @@ PATTERNS: dict[str, str] = {
     "gemma4_unified_text": "sssssf",
     "gpt_oss": "sf",
     "granite_swa": "fsss",
+    "granitemoehybrid": "l",
+    "laguna": "f",
+    "mellum": "f",
+    "t5gemma2_decoder": "sssssf",
     "granitemoe_swa": "fsss",
     "llama4_text": "cccf",
     "muse_glimmer_text": "sssf",
@@ -59,7 +67,7 @@ PATTERNS: dict[str, str] = {
 }
 """What the configuration class fills in when the config names no `layer_types`."""
 
-_ENDS_FULL = {"gemma4_text", "gemma4_unified_text", "cwm"}
+_ENDS_FULL = {"gemma4_text", "gemma4_unified_text"}
 _INTERVAL_KEYS = (
     "sliding_window_pattern",
     "_sliding_window_pattern",
@@ -129,7 +137,7 @@ def kinds_of(fields: Fields, num_layers: int) -> list[str]:
     window = fields.get("sliding_window")
     if not window:
         return ["full"] * num_layers
-    first = fields.get("max_window_layers", 0) if fields.get("use_sliding_window") is True else 0
+    first = fields.get("max_window_layers", 0) if fields.model_type in known_to_transformers() else 0
     return ["sliding" if i >= first else "full" for i in range(num_layers)]
 
 

@@ -12,7 +12,14 @@ from anaphora.errors import CorruptModel, ModelNotFound
 
 SPELLINGS: dict[str, tuple[str, ...]] = {
     "num_hidden_layers": ("n_layer", "num_layers", "n_layers", "num_transformer_layers", "decoder_layers"),
-    "num_attention_heads": ("n_head", "n_heads", "num_heads", "num_query_heads", "decoder_attention_heads"),
+    "num_attention_heads": (
+        "n_head",
+        "n_heads",
+        "num_heads",
+        "num_query_heads",
+        "decoder_attention_heads",
+        "attention_heads",
+    ),
     "num_key_value_heads": (
         "num_kv_heads",
         "n_head_kv",
@@ -22,7 +29,7 @@ SPELLINGS: dict[str, tuple[str, ...]] = {
         "num_query_groups",
     ),
     "hidden_size": ("n_embd", "d_model", "hidden_dim", "model_dim"),
-    "head_dim": ("kv_channels", "attention_head_dim", "hidden_size_per_head"),
+    "head_dim": ("attention_head_dim", "kv_channels", "hidden_size_per_head"),
     "vocab_size": ("padded_vocab_size",),
     "intermediate_size": ("ffn_hidden_size", "n_inner", "ffn_dim", "ff_intermediate_size", "decoder_ffn_dim"),
     "num_experts": ("n_routed_experts", "num_local_experts", "moe_num_experts", "num_moe_experts"),
@@ -129,6 +136,9 @@ class Fields:
     def need(self, key: str) -> int:
         """As `integer`, but it must be there."""
         value = self.integer(key)
+        named = self.raw.get("layers_block_type")
+        if value is None and key == "num_hidden_layers" and isinstance(named, list) and named:
+            return len(named)
         if value is None:
             spelled = " / ".join((key, *SPELLINGS.get(key, ())))
             raise CorruptModel(f"config.json of {self.architecture} lacks {spelled}; the model cannot be sized")

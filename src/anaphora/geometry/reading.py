@@ -48,6 +48,8 @@ def head_dim_of(fields: Fields) -> int:
     if own is not None:
         return own
     hidden, heads = fields.need("hidden_size"), fields.need("num_attention_heads")
+    if fields.model_type == "zamba2":  # it attends to the hidden state and the embedding side by side
+        hidden *= 2
     if hidden % heads:
         raise CorruptModel(f"config.json: hidden_size {hidden} is not divisible by {heads} heads; set head_dim")
     return hidden // heads
