@@ -11,6 +11,7 @@ from anaphora.cli.generate import generate
 from anaphora.cli.hardware import hardware
 from anaphora.cli.kv import kv
 from anaphora.cli.models import models
+from anaphora.cli.plan import plan
 from anaphora.cli.pull import pull
 from anaphora.cli.serve import serve
 from anaphora.errors import AnaphoraError
@@ -26,6 +27,7 @@ cli.add_command(serve)
 cli.add_command(generate)
 cli.add_command(pull)
 cli.add_command(kv)
+cli.add_command(plan)
 cli.add_command(models)
 cli.add_command(hardware)
 

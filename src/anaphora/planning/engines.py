@@ -22,6 +22,8 @@ from anaphora.planning.sglang import SglangMemory
 from anaphora.planning.transformers_cb import TransformersMemory
 from anaphora.planning.vllm import VllmMemory
 
+_PLAIN_KV = (("bf16", "bfloat16"), ("fp16", "float16"), ("fp32", "float32"))
+_VLLM_KV = (*_PLAIN_KV, ("int8", "int8_per_token_head"), ("int4", "int4_per_token_head"))
 _ASYNC_SINCE = (0, 26)
 """From here on two batches may be in flight (asynchronous scheduling); 0.25.1 logs show one."""
 
@@ -41,6 +43,8 @@ class Engine:
     """Whether requests share the blocks of a common prefix."""
     splits_tensors: bool
     """Whether several devices work as one through tensor parallelism; else layers are spread, or it has one only."""
+    kv_names: tuple[tuple[str, str], ...] = ()
+    """Its own names for common ones of KV dtypes."""
 
     def capacity(self, situation: Situation, available: int) -> Capacity:
         """Blocks and concurrency for `available` bytes. Raises ConfigError, UnsupportedModel."""
@@ -58,12 +62,14 @@ class Engine:
 ENGINES: dict[str, Engine] = {
     engine.name: engine
     for engine in (
-        Engine("vllm", VllmMemory(), vllm_budget, "gpu_memory_utilization", ("fp8",), True, True),
-        Engine("sglang", SglangMemory(), sglang_budget, "mem_fraction_static", ("fp8_e4m3",), True, True),
+        Engine("vllm", VllmMemory(), vllm_budget, "gpu_memory_utilization", ("fp8",), True, True, _VLLM_KV),
+        Engine("sglang", SglangMemory(), sglang_budget, "mem_fraction_static", ("fp8_e4m3",), True, True, _PLAIN_KV),
         Engine("llama.cpp", LlamaCppMemory(), llama_cpp_budget, "share", ("q8_0", "q4_0"), False, False),
         Engine("ollama", OllamaMemory(), llama_cpp_budget, "share", ("q8_0", "q4_0"), False, False),
-        Engine("transformers", TransformersMemory(), transformers_budget, "max_memory_percent", (), True, True),
-        Engine("anaphora", AnaphoraMemory(), anaphora_budget, "share", (), True, False),
+        Engine(
+            "transformers", TransformersMemory(), transformers_budget, "max_memory_percent", (), True, True, _PLAIN_KV
+        ),
+        Engine("anaphora", AnaphoraMemory(), anaphora_budget, "share", (), True, False, _PLAIN_KV),
     )
 }
 

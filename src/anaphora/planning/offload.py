@@ -66,7 +66,7 @@ def prefill_flops(geometry: ModelGeometry, tokens: int) -> float:
     """Operations of a prefill: 2 a weight and token, and attention's two products over the tokens each query sees."""
     parameters = geometry.parameters
     weights = 0 if parameters is None else parameters.active - parameters.embedding - parameters.vision
-    attention = 0
+    attention = 0.0
     for layer in geometry.layers:
         if layer.kv_heads:
             seen = tokens / 2 if layer.window is None else min(tokens / 2, layer.window)
