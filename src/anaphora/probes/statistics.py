@@ -88,10 +88,14 @@ class TwoModes:
     """Ratio of the smallest high value to the largest low one."""
 
 
-def split_modes(values: Sequence[float]) -> TwoModes | None:
-    """The split at the widest gap of the logarithms; None for fewer than two distinct positive values."""
+def split_modes(values: Sequence[float], smallest: int = 1) -> TwoModes | None:
+    """The split at the widest gap of the logarithms that leaves `smallest` or more values on both sides.
+
+    None where there is no such gap, or the values around it are equal.
+    """
     ordered = sorted(value for value in values if value > 0)
-    gaps = [(above / below, i) for i, (below, above) in enumerate(pairwise(ordered))]
+    inner = range(smallest - 1, len(ordered) - smallest)
+    gaps = [(above / below, i) for i, (below, above) in enumerate(pairwise(ordered)) if i in inner]
     if not gaps:
         return None
     gap, at = max(gaps)

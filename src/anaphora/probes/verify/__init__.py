@@ -1,0 +1,1 @@
+"""Does prefix caching work here, and how much does it save?"""
