@@ -17,7 +17,7 @@ run: $(VENV)/.serve
 	$(BIN)/anaphora serve $(MODEL) --host $(HOST) --port $(PORT) --demo
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n auto --dist loadfile $(ARGS)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import gguf
@@ -9,6 +10,8 @@ import numpy as np
 import pytest
 
 from anaphora.engine.sources import resolve_model
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch reads it when imported; tests run side by side, one core each
 
 
 @pytest.fixture(scope="session")

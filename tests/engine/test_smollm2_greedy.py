@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -61,22 +60,13 @@ PROMPTS = [
 
 
 @pytest.fixture(scope="module")
-def threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture(scope="module")
 def engine(smollm2: Path) -> Engine:
     return make_engine(smollm2, kv_memory=512 << 20)
 
 
 @pytest.fixture(scope="module")
-def outputs(engine: Engine, threads: None) -> list[tuple[list[int], tuple[int, ...]]]:
+def outputs(engine: Engine) -> list[tuple[list[int], tuple[int, ...]]]:
     """(prompt, 64 greedy tokens) of every prompt, all in one go through the batched engine."""
-    torch.set_num_threads(2)
     prompts = [engine.tokenizer.encode(text) for text in PROMPTS]
     for i, prompt in enumerate(prompts):
         engine.add(str(i), prompt, replace(GREEDY, max_tokens=NEW_TOKENS))

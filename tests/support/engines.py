@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import torch
-
 from anaphora.engine.build import Startup, load, prepare
 from anaphora.engine.config import UserConfig
 from anaphora.engine.engine import Engine
@@ -19,7 +17,6 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)
 
 def make_engine(folder: Path, *, num_blocks: int | None = None, **settings: object) -> Engine:
     """A real engine in float32 on the CPU; `num_blocks` sets the pool exactly."""
-    torch.set_num_threads(1)  # the models are tiny: a second thread costs more than it brings
     user = UserConfig(dtype="float32", device="cpu", kv_memory=256 << 20)
     prepared = prepare(resolve_model(str(folder)), replace(user, **settings))  # type: ignore[arg-type]
     if num_blocks is not None:
