@@ -97,6 +97,13 @@ def devices() -> tuple[Device, ...]:
     return tuple(_device(entry) for entry in _entries())
 
 
+def gpus_of(vendor: str) -> tuple[Device, ...]:
+    """The GPUs of one vendor; entries of others are not parsed. Raises ConfigError for a broken user file."""
+    named = f'"{vendor}"'
+    found = (_device(entry) for entry in _entries() if named in entry.text)
+    return tuple(device for device in found if device.vendor == vendor and device.kind == "gpu")
+
+
 def find_device(name: str, *, memory_gb: int | None = None) -> Device:
     """A device by a name people or drivers use: "rtx-4090", "RTX 4090", "4090", "NVIDIA A100-SXM4-80GB".
 

@@ -81,6 +81,17 @@ class LlamaCppMemory:
                 state += replace(layer.state, state_bytes=4).bytes(model_dtype_bytes=4)
         return int(full), int(sliding), state
 
+    def unified_sliding_bytes(self, geometry: ModelGeometry, settings: EngineSettings, slots: int) -> int:
+        """Bytes of the sliding layers of all slots on one unified cache (-kvu, and the default without -np)."""
+        keys, values = self._forms(settings.kv_cache_dtype)
+        ubatch = settings.max_num_batched_tokens or DEFAULT_UBATCH
+        total = Fraction(0)
+        for layer in geometry.layers:
+            if layer.keeps in _WINDOWED and layer.window:
+                cells = pad(min(pad(settings.max_model_len), layer.window * slots + ubatch))
+                total += cell_bytes(layer, keys, values) * cells
+        return int(total)
+
     def longest_context(self, geometry: ModelGeometry, settings: EngineSettings, available_bytes: int) -> int:
         """The longest context of one slot, at most `settings.max_model_len`."""
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from anaphora.errors import AnaphoraError
-from anaphora.planning.hardware import Device, devices
+from anaphora.planning.hardware import Device, gpus_of
 from anaphora.planning.overhead import GIB, is_quantized
 from anaphora.planning.plan import Answer, Question, answer, longest_context
 
@@ -145,10 +145,8 @@ def _other_device(question: Question) -> Iterator[WayOut]:
     def order(device: Device) -> tuple[float, float]:
         return round((device.memory_bytes or 0) / GIB), -device.bandwidth
 
-    for device in sorted(devices(), key=order):
-        larger = (device.memory_bytes or 0) > (own.memory_bytes or 0)
-        if device.kind != "gpu" or device.vendor != own.vendor or not larger:
-            continue
+    larger = [device for device in gpus_of(own.vendor) if (device.memory_bytes or 0) > (own.memory_bytes or 0)]
+    for device in sorted(larger, key=order):
         try:
             found = answer(question.on(device, question.situation.devices))
         except AnaphoraError:
