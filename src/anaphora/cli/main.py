@@ -14,6 +14,7 @@ from anaphora.cli.models import models
 from anaphora.cli.plan import plan
 from anaphora.cli.pull import pull
 from anaphora.cli.serve import serve
+from anaphora.cli.verify import verify
 from anaphora.errors import AnaphoraError
 
 
@@ -30,6 +31,7 @@ cli.add_command(kv)
 cli.add_command(plan)
 cli.add_command(models)
 cli.add_command(hardware)
+cli.add_command(verify)
 
 
 def main() -> None:

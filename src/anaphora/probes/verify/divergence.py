@@ -6,7 +6,6 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from os.path import commonprefix
 from typing import Any
 
 _SPAN = 60
@@ -32,7 +31,7 @@ _CAUSES = {
               "Put the time at the end of the prompt (in the user's message), or round it to the day."),
         Cause("counter", "a number that counts up", "Move the counter behind the shared text."),
         Cause("random_id", "a random id", "Move ids behind the shared text, or leave them out of the prompt."),
-        Cause("whitespace", "whitespace only", "Build the prompt from one template, so that spaces and line ends stay."),
+        Cause("whitespace", "whitespace only", "Build the prompt from one template, so that spaces stay."),
         Cause("tools_reordered", "the same tools in another order", "Sort the tools by name before sending them."),
         Cause("keys_reordered", "the same JSON with its keys in another order",
               "Serialise JSON with sorted keys (sort_keys=True)."),
@@ -59,6 +58,9 @@ _PATTERNS: tuple[tuple[str, re.Pattern[str]], ...] = (
         r"\b(?=[0-9a-zA-Z_-]*\d)(?=[0-9a-zA-Z_-]*[a-zA-Z])[0-9a-zA-Z_-]{8,}\b|\b[0-9a-f]{12,}\b")),
     ("counter", re.compile(r"\b\d+(?:[.,]\d+)*\b")),
 )  # fmt: skip
+
+_ORDINARY = ("counter", "random_id")
+"""Numbers and names that questions hold too: a cause only where both texts read on alike behind them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +103,7 @@ def explain(request: Mapping[str, Any], earlier: Sequence[Mapping[str, Any]]) ->
         return None
     text = render(request)
     texts = [render(other) for other in earlier]
-    lengths = [len(commonprefix([text, other])) for other in texts]
+    lengths = [common_length(text, other) for other in texts]
     nearest = max(range(len(texts)), key=lambda i: (lengths[i], i))
     position, other = lengths[nearest], texts[nearest]
     code, mine, theirs = _recognise(request, earlier[nearest], text, other, position)
@@ -116,6 +118,18 @@ def explain(request: Mapping[str, Any], earlier: Sequence[Mapping[str, Any]]) ->
         text[mine[1] : mine[1] + _SPAN],
         _CAUSES[code],
     )
+
+
+def common_length(text: str, other: str) -> int:
+    """Characters that both begin with, by bisection: slices compare far faster than characters one by one."""
+    low, high = 0, min(len(text), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if text[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
 
 
 Span = tuple[int, int]
@@ -133,17 +147,22 @@ def _recognise(
         return _tools(tools, other_tools), *words
     if text[position].isspace() or other[position].isspace():
         mine, theirs = _spaces(text, position), _spaces(other, position)
-        if text[mine[1] : mine[1] + 8] == other[theirs[1] : theirs[1] + 8]:
+        if _goes_on(text, other, mine[1], theirs[1]):
             return "whitespace", mine, theirs
     for code, pattern in _PATTERNS:
         found = _covering(pattern, text, position), _covering(pattern, other, position)
-        if found[0] and found[1]:
+        if found[0] and found[1] and (code not in _ORDINARY or _goes_on(text, other, found[0][1], found[1][1])):
             return code, found[0], found[1]
     if _same_json(text, other, position):
         return "keys_reordered", *words
     if _in_system_prompt(request, text, position) and _in_system_prompt(other_request, other, position):
         return "system_prompt", *words
     return "text", *words
+
+
+def _goes_on(text: str, other: str, mine: int, theirs: int) -> bool:
+    """Whether both texts read on alike: what differed was only in the way."""
+    return text[mine : mine + 8] == other[theirs : theirs + 8]
 
 
 def _tools(tools: Any, others: Any) -> str:
@@ -193,7 +212,7 @@ def _same_json(text: str, other: str, position: int) -> bool:
     while start >= 0:
         mine, theirs = _object_at(text, start), _object_at(other, start)
         if mine is not None and theirs is not None:
-            return mine == theirs
+            return bool(mine == theirs)
         start = text.rfind("{", 0, start)
     return False
 
