@@ -30,7 +30,7 @@ def verdict(report: Report) -> str:
     if not now.weights_fit:
         return (
             f"NO: weights and overhead alone are {human_bytes(report.weights_missing)} more than the "
-            f"{human_bytes(now.budget.allowed_bytes)} there are; nothing is left for KV"
+            f"{human_bytes(now.budget.allowed_bytes)} there are; nothing is left for KV{_least(report)}"
         )
     numbers = f"{wanted} take {now.needed_bytes:,} bytes of KV ({human_bytes(now.needed_bytes)}); "
     low, high = now.budget.available.low, now.budget.available.high
@@ -40,6 +40,12 @@ def verdict(report: Report) -> str:
         sure = "" if now.surely else ", but only just: at the bad end of the estimates it does not"
         return f"YES{sure}: {numbers}"
     return f"NO: {numbers}; {now.requests:,} of {asked.concurrency:,} fit"
+
+
+def _least(report: Report) -> str:
+    """What the weights take at least."""
+    least = report.smallest_weights
+    return f". In {least[0]} the weights would take {human_bytes(least[1])}" if least else ""
 
 
 def print_report(report: Report, with_grid: bool) -> None:
@@ -139,8 +145,8 @@ def _ways(console: Console, report: Report) -> None:
         ("change", "left"),
         ("fits", "left"),
         ("at once", "right"),
-        ("needs", "right"),
-        ("has", "right"),
+        ("needs each", "right"),
+        ("has each", "right"),
     ):
         table.add_column(column, justify="right" if justify == "right" else "left")
     table.add_column("takes away")
@@ -159,7 +165,9 @@ def _ways(console: Console, report: Report) -> None:
 
 
 def _settings(console: Console, report: Report) -> None:
-    console.print("Set")
+    if not report.recommended:
+        return
+    console.print("\nSet")
     for setting in report.recommended:
         console.print(f"  {setting.name:<24} {setting.value:<8} {setting.why}")
     rule = report.rule

@@ -21,6 +21,8 @@ _DTYPES = {"auto": None, "float32": 4, "float": 4, "bfloat16": 2, "bf16": 2, "fl
 _DEFAULT_CONTEXT = 8192
 _SCHEME_OF = {"compressed-tensors": None, "auto": None, "none": "bfloat16"}
 """What users write for "the checkpoint's own" and "not at all"."""
+_KEEP_FLOAT32 = ("transformers", "anaphora")
+"""The other engines load a float32 checkpoint in 16 bits unless told otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,8 +155,10 @@ def _weights(geometry: ModelGeometry, wishes: Wishes, engine: Engine, device: De
         geometry.weight_bytes(quantization)  # refuses an unknown scheme by name
     if width is None:
         wide = own is not None and own.rest == 32
+        if wide and quantization is None and engine.name not in _KEEP_FLOAT32:
+            quantization = "bfloat16"
         slow = engine.name == "anaphora" and device.kind == "cpu" and "bf16" not in device.flops
-        width = 4 if slow or (wide and engine.name != "vllm") else 2
+        width = 4 if slow or (wide and engine.name in _KEEP_FLOAT32) else 2
     elif width == 4 and quantization is None and not (own and own.rest == 32):
         quantization = "float32"
     return width, quantization

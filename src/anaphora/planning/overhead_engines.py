@@ -138,9 +138,9 @@ def anaphora_budget(situation: Situation) -> Budget:
     settings = situation.settings
     free = situation.free_bytes if situation.free_bytes is not None else situation.memory_bytes
     weights = anaphora_weights(situation)
-    left = max(0, free - weights)
+    left = free - weights
     share = situation.utilization
-    kv = left // 2 if share is None else max(0, int(free * share) - weights)
+    kv = (left // 2 if left > 0 else left) if share is None else int(free * share) - weights
     forward = batched_tokens(settings) * activation_per_token(situation.geometry, 1, settings.model_dtype_bytes)
     parts = (
         Part("weights", Estimate.exact(weights, "parameters x bytes of the dtype")),

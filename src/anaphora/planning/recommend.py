@@ -36,6 +36,8 @@ class RuleOfThumb:
 def rule_of_thumb(question: Question, now: Answer) -> RuleOfThumb:
     """Judge the rule on this model and engine. Raises ConfigError."""
     context = question.workload.context
+    if not now.weights_fit:
+        return RuleOfThumb(context, 0, "cannot be judged: nothing is left for KV")
     limit = model_limit(question.geometry)
     wanted = -(-int(context * _RULE) // _STEP) * _STEP
     longer = min(wanted, limit) if limit else wanted
@@ -55,7 +57,9 @@ def rule_of_thumb(question: Question, now: Answer) -> RuleOfThumb:
 
 
 def recommend(question: Question, now: Answer) -> list[Setting]:
-    """max_model_len, max_num_seqs, the share and the block size. Raises ConfigError."""
+    """max_model_len, max_num_seqs, the share and the block size; nothing where the weights do not fit."""
+    if not now.weights_fit:
+        return []
     context, wanted = question.workload.context, question.workload.concurrency
     rule = rule_of_thumb(question, now)
     room = rule.requests >= wanted

@@ -7,7 +7,7 @@ from typing import Any
 
 from anaphora.geometry.weights import SCHEMES
 from anaphora.planning.offload import Offload, offload
-from anaphora.planning.overhead import Estimate, Situation
+from anaphora.planning.overhead import Estimate
 from anaphora.planning.plan import Answer, Question, answer, grid, longest_context, model_limit, most_requests
 from anaphora.planning.recommend import RuleOfThumb, Setting, recommend, rule_of_thumb
 from anaphora.planning.ways_out import WayOut, ways_out
@@ -34,6 +34,13 @@ class Report:
         """Bytes by which weights and overhead alone are too large; 0 when they fit."""
         return max(0, -self.answer.budget.available.likely)
 
+    @property
+    def smallest_weights(self) -> tuple[str, int] | None:
+        """(scheme, bytes) of the least the weights can take; None where they cannot be counted."""
+        geometry = self.question.geometry
+        sizes = [(size, name) for name in SCHEMES if (size := geometry.weight_bytes(name)) is not None]
+        return (min(sizes)[1], min(sizes)[0]) if sizes else None
+
 
 def make_report(question: Question, remarks: list[str]) -> Report:
     """Answer, limits, ways out and advice. Raises ConfigError, UnsupportedModel."""
@@ -53,12 +60,6 @@ def make_report(question: Question, remarks: list[str]) -> Report:
         offload(question.geometry, question.situation.device, prefix, per_request // ranks, ranks),
         tuple(remarks),
     )
-
-
-def smallest_weights(situation: Situation) -> tuple[str, int] | None:
-    """(scheme, bytes) of the least the weights can take; None where they cannot be counted."""
-    sizes = [(size, name) for name in SCHEMES if (size := situation.geometry.weight_bytes(name)) is not None]
-    return (min(sizes)[1], min(sizes)[0]) if sizes else None
 
 
 def as_json(report: Report, with_grid: bool) -> dict[str, Any]:

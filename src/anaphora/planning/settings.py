@@ -1,4 +1,4 @@
-"""From an answered plan to the values a configuration file is written from: what does not fit is corrected, and said."""
+"""From an answered plan to the values of a configuration file: what does not fit is corrected, and said."""
 
 from __future__ import annotations
 

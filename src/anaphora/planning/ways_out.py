@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from anaphora.errors import AnaphoraError
+from anaphora.planning.engines import find_engine
 from anaphora.planning.hardware import Device, gpus_of
 from anaphora.planning.overhead import GIB, is_quantized
 from anaphora.planning.plan import Answer, Question, answer, longest_context
@@ -42,6 +43,7 @@ def ways_out(question: Question) -> list[WayOut]:
         *_less_work(question),
         *_more_devices(question),
         *_other_device(question),
+        *_other_engine(question),
     ]
     return sorted(found, key=lambda way: not way.enough)
 
@@ -119,21 +121,50 @@ def _less_work(question: Question) -> Iterator[WayOut]:
 
 
 def _more_devices(question: Question) -> Iterator[WayOut]:
-    """Twice, four and eight times as many devices, until that is enough."""
+    """Twice, four and eight times as many devices until that is enough; with quantised weights where fewer do."""
     if question.engine.name == "anaphora" or question.situation.device.kind == "cpu":
         return
-    count = question.situation.devices * 2
+    plain = list(_until_enough(question, "", {}))
+    yield from plain
+    schemes = _schemes(question)
+    if schemes and (len(plain) > 1 or not any(way.enough for way in plain)):
+        scheme, text = schemes[-1]
+        narrow = question.changed(quantization=scheme)
+        fewer = list(_until_enough(narrow, f" with {text} weights", {"quantization": scheme}))
+        if fewer and fewer[-1].enough and (len(fewer) < len(plain) or not plain[-1].enough):
+            yield fewer[-1]
+
+
+def _until_enough(question: Question, suffix: str, options: dict[str, Any]) -> Iterator[WayOut]:
+    device, own = question.situation.device, question.situation.devices
+    count = own * 2
     while count <= _MOST_DEVICES:
-        name = question.situation.device.name
-        options = {"count": count} | ({"tp": count} if question.engine.splits_tensors else {})
+        asked = options | {"count": count} | ({"tp": count} if question.engine.splits_tensors else {})
         try:
-            found = answer(question.on(question.situation.device, count))
+            found = answer(question.on(device, count))
         except AnaphoraError:
             return
-        yield WayOut(f"{count} x {name}", options, found, f"{count - question.situation.devices} more devices")
+        more = count - own
+        yield WayOut(f"{count} x {device.name}{suffix}", asked, found, f"{more} more device{'s' if more > 1 else ''}")
         if found.fits:
             return
         count *= 2
+
+
+def _other_engine(question: Question) -> Iterator[WayOut]:
+    """Off our own engine, which stores weights in 16 or 32 bits, to one that reads quantised files."""
+    if question.engine.name != "anaphora":
+        return
+    engine = find_engine("llama.cpp")
+    for scheme in ("q8_0", "q4_k_m"):
+        settings = replace(question.settings, kv_cache_dtype="auto", block_size=None)
+        situation = replace(question.situation, settings=settings, quantization=scheme)
+        options = {"engine": engine.name, "quantization": scheme}
+        try:
+            found = answer(replace(question, engine=engine, situation=situation))
+        except AnaphoraError:
+            continue
+        yield WayOut(f"llama.cpp with {scheme.upper()} weights", options, found, "another engine, some quality")
 
 
 def _other_device(question: Question) -> Iterator[WayOut]:
