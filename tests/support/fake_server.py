@@ -102,6 +102,8 @@ def make_app(fake: Fake) -> Starlette:
         if fake.api_key and request.headers.get("authorization") != f"Bearer {fake.api_key}":
             return JSONResponse({"error": {"message": "Incorrect API key provided", "code": "invalid_api_key"}}, 401)
         body = await request.json()
+        if "model" not in body:
+            return JSONResponse({"error": {"message": "model: field required", "code": "invalid_request"}}, 400)
         fake.requests.append(body)
         if body["model"] not in fake.models:
             return JSONResponse({"error": {"message": "no such model", "code": "model_not_found"}}, 404)
@@ -116,7 +118,9 @@ def make_app(fake: Fake) -> Starlette:
         if not body.get("stream"):
             await asyncio.sleep(wait + tokens * fake.decode_seconds)
             message = {"role": "assistant", "content": "word " * tokens}
-            return JSONResponse({"object": "chat.completion", "choices": [{"index": 0, "message": message}], **usage})
+            choice = {"index": 0, "message": message, "finish_reason": "length"}
+            head = {"id": "chatcmpl-1", "object": "chat.completion", "created": 1, "model": body["model"]}
+            return JSONResponse({**head, "choices": [choice], **usage})
         events = _events(fake, wait, tokens, usage)
         if fake.buffered:
             whole = b"".join([event async for event in events])
