@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,6 +10,7 @@ from anaphora.errors import AnaphoraError
 from anaphora.planning.engine_report import EngineReport
 from anaphora.planning.plan import Question
 
+Move = Callable[[Question], Question]
 _SLOTS = ("llama.cpp", "ollama")
 _NEAR = 0.001
 """Devices of memory as near as this are the same device."""
@@ -38,7 +39,7 @@ def align(question: Question, report: EngineReport) -> list[Step]:
     return steps
 
 
-def _candidates(question: Question, report: EngineReport) -> Iterator[tuple[str, str, str, Any]]:
+def _candidates(question: Question, report: EngineReport) -> Iterator[tuple[str, str, str, Move]]:
     settings, situation = question.settings, question.situation
     version = report.short_version if question.engine.name == "vllm" else None
     if version and version != situation.version:
@@ -56,10 +57,9 @@ def _candidates(question: Question, report: EngineReport) -> Iterator[tuple[str,
     if report.max_model_len and report.max_model_len != question.workload.context:
         length = report.max_model_len
         yield "max_model_len", f"{question.workload.context:,}", f"{length:,}", lambda q: _longer(q, length)
-    if question.engine.name in _SLOTS and report.max_num_seqs:
-        if report.max_num_seqs != question.workload.concurrency:
-            slots = report.max_num_seqs
-            yield "slots", str(question.workload.concurrency), str(slots), lambda q: q.changed(concurrency=slots)
+    slots = report.max_num_seqs
+    if question.engine.name in _SLOTS and slots and slots != question.workload.concurrency:
+        yield "slots", str(question.workload.concurrency), str(slots), lambda q: q.changed(concurrency=slots)
     for name in ("tensor_parallel_size", "max_num_seqs", "max_num_batched_tokens", "block_size", "kv_cache_dtype"):
         real, own = getattr(report, name), getattr(settings, name)
         if real is None or real == own or (name == "max_num_seqs" and question.engine.name in _SLOTS):
@@ -71,7 +71,7 @@ def _candidates(question: Question, report: EngineReport) -> Iterator[tuple[str,
         yield name, str(own or "default"), str(real), _setter(name, real)
 
 
-def _setter(name: str, real: Any) -> Any:
+def _setter(name: str, real: Any) -> Move:
     return lambda question: question.changed(**{name: real})
 
 

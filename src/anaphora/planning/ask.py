@@ -57,7 +57,7 @@ def ask(model: str, geometry: ModelGeometry, wishes: Wishes) -> tuple[Question, 
     limit = model_limit(geometry)
     if wishes.context is not None and not wishes.allow_long:
         check_context(geometry, wishes.context)
-    context = wishes.context or min(limit or _DEFAULT_CONTEXT, _DEFAULT_CONTEXT)
+    context = min(limit or _DEFAULT_CONTEXT, _DEFAULT_CONTEXT) if wishes.context is None else wishes.context
     if wishes.context is None:
         remarks.append(f"--context was left out: {context:,} tokens assumed")
     workload = Workload(context, wishes.concurrency, wishes.shared_prefix)
@@ -73,7 +73,7 @@ def ask(model: str, geometry: ModelGeometry, wishes: Wishes) -> tuple[Question, 
         kv_cache_dtype=_kv_dtype(geometry, wishes, engine, remarks),
         model_dtype_bytes=width,
         block_size=wishes.block_size,
-        max_num_seqs=wishes.max_num_seqs or wishes.concurrency,
+        max_num_seqs=wishes.concurrency if wishes.max_num_seqs is None else wishes.max_num_seqs,
         max_num_batched_tokens=wishes.max_num_batched_tokens,
         device=engine_device(device),
         compute_capability=compute_capability(device),

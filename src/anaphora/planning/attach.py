@@ -1,4 +1,4 @@
-"""From the answers of a running server to an EngineReport. Asking is the caller's part; nothing here opens a connection.
+"""From the answers of a running server to an EngineReport. Asking is the caller's part: no connection is opened here.
 
 vLLM          /metrics  vllm:cache_config_info{num_gpu_blocks=..,block_size=..,kv_cache_size_tokens=..}
 SGLang        /server_info (older: /get_server_info)  internal_states[0].memory_usage
@@ -49,8 +49,8 @@ def read_answers(source: str, samples: Iterable[Sample], documents: Mapping[str,
         return _llama_server(source, props, documents)
     raise ConfigError(
         f"{source} answers, but tells nothing of its memory. Asked were: /metrics (vLLM, anaphora), /server_info "
-        "(SGLang; it may want the admin key), /props (llama-server). A gateway in front hides them: attach to the engine's own port, "
-        "or give its start-up log with --log FILE"
+        "(SGLang; it may want the admin key), /props (llama-server). A gateway in front hides them: "
+        "attach to the engine's own port, or give its start-up log with --log FILE"
     )
 
 

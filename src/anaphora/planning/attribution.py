@@ -6,6 +6,7 @@ the tokens between two stations are that part's. So the parts add up to the diff
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from anaphora.errors import ConfigError
@@ -16,6 +17,8 @@ from anaphora.planning.overhead import Budget, Estimate
 from anaphora.planning.plan import Answer, Question, answer
 from anaphora.planning.protocol import Capacity
 
+Move = Callable[[str, str, str, int, bool | None, str | None], None]
+"""(cause, predicted, reported, effect on the bytes for KV, within, corrects): a step on the way to the real bytes."""
 _SLOTS = ("llama.cpp", "ollama")
 _CONCURRENCY_TIMES_LENGTH = (0, 21)
 """Since then vLLM prints concurrency x max_model_len; before, the tokens of one group's blocks."""
@@ -88,7 +91,7 @@ def attribute(predicted: Answer, report: EngineReport) -> Attribution:
     steps = align(question, report)
     aligned = answer(steps[-1].question) if steps else predicted
     before = _predicted_tokens(predicted, report)
-    found, tokens = _settings(steps, before, report)
+    found, tokens = _settings(predicted, steps, report)
     reported = _reported_tokens(aligned, report)
     if question.engine.name in _SLOTS:
         found += _slots(aligned, report, reported - tokens)
@@ -143,9 +146,9 @@ def _reported_bytes(aligned: Answer, report: EngineReport) -> int:
     )
 
 
-def _settings(steps: list[Step], tokens: int, report: EngineReport) -> tuple[list[Difference], int]:
+def _settings(predicted: Answer, steps: list[Step], report: EngineReport) -> tuple[list[Difference], int]:
     """The effect of each setting that differs, and the tokens predicted for all of them together."""
-    found = []
+    found, earlier, tokens = [], predicted, _predicted_tokens(predicted, report)
     for step in steps:
         moved = answer(step.question)
         now = _predicted_tokens(moved, report)
@@ -154,12 +157,12 @@ def _settings(steps: list[Step], tokens: int, report: EngineReport) -> tuple[lis
                 f"setting {step.name}",
                 step.planned,
                 step.real,
-                moved.capacity.available_bytes,
+                moved.budget.available.likely - earlier.budget.available.likely,
                 now - tokens,
                 corrects=f"plan with the engine's {step.name}",
             )
         )
-        tokens = now
+        earlier, tokens = moved, now
     return found, tokens
 
 
@@ -195,9 +198,8 @@ def _parts(aligned: Answer, report: EngineReport, tokens: int, reported: int) ->
     return found
 
 
-def _rest(budget: Budget, report: EngineReport, unknown: list[tuple[str, Estimate]], effect: int, move: object) -> None:
+def _rest(budget: Budget, report: EngineReport, unknown: list[tuple[str, Estimate]], effect: int, move: Move) -> None:
     """The bytes no printed figure explains: the parts that the engine does not tell apart, or other processes."""
-    assert callable(move)
     if unknown and report.engine != "anaphora":
         likely = sum(item.likely for _, item in unknown)
         low, high = sum(item.low for _, item in unknown), sum(item.high for _, item in unknown)
@@ -281,6 +283,6 @@ def _others(report: EngineReport) -> list[str]:
     if used <= 1 << 30:
         return []
     return [
-        f"{human_bytes(used)} were in use before the engine started: its share counts the whole device, so a start fails "
-        "once share x memory is more than what is free"
+        f"{human_bytes(used)} were in use before the engine started: its share counts the whole device, so a start "
+        "fails once share x memory is more than what is free"
     ]
