@@ -8,6 +8,8 @@ from typing import Any
 
 import click
 
+from anaphora.cli.plan_outputs import Outputs, fill_wishes, plan_outputs, show_difference, show_settings
+
 
 @click.command()
 @click.argument("model")
@@ -33,6 +35,7 @@ import click
 @click.option("--assume-full-attention", is_flag=True, help="Size an unknown architecture as if all layers kept all.")
 @click.option("--hub", is_flag=True, help="Ask the Hugging Face Hub for a model that is not known offline.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@plan_outputs
 def plan(
     model: str,
     with_grid: bool,
@@ -45,15 +48,30 @@ def plan(
     """Say whether a workload fits, what would make it fit, and what to set.
 
     MODEL is a folder, a config.json, a .gguf file, or a name of `anaphora models`. Exit code 0: it fits; 1: it does
-    not; 2: the question makes no sense.
+    not (with --attach and --log: the engine lies outside the prediction's interval); 2: the question makes no sense;
+    3: the server of --attach does not answer.
     """
     from anaphora.geometry.find import find_geometry
     from anaphora.planning.ask import Wishes, ask
+    from anaphora.planning.attribution import attribute
+    from anaphora.planning.plan import answer
     from anaphora.planning.report import as_json as to_json
     from anaphora.planning.report import make_report
 
+    outputs = Outputs.take(wishes)
+    engine_report = outputs.report()
+    fill_wishes(wishes, outputs, engine_report)
     geometry = find_geometry(model, assume_full_attention=assume_full_attention, hub=hub)
     question, remarks = ask(model, geometry, Wishes(**wishes))
+    exit_with = click.get_current_context().exit
+    if outputs.emit is not None:
+        now = answer(question)
+        show_settings(outputs, question, now, wishes["dtype"], as_json)
+        exit_with(0 if now.fits else 1)
+    if engine_report is not None:
+        found = attribute(answer(question), engine_report)
+        show_difference(found, as_json)
+        exit_with(0 if found.inside else 1)
     report = make_report(question, remarks)
     if html is not None:
         _write_html(report, html)
@@ -63,7 +81,7 @@ def plan(
         from anaphora.cli.plan_text import print_report
 
         print_report(report, with_grid)
-    click.get_current_context().exit(0 if report.answer.fits else 1)
+    exit_with(0 if report.answer.fits else 1)
 
 
 def _write_html(report: Any, path: Path) -> None:

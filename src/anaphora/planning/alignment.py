@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 from anaphora.errors import AnaphoraError
 from anaphora.planning.engine_report import EngineReport
 from anaphora.planning.plan import Question
 
-Move = Callable[[Question], Question]
-_SLOTS = ("llama.cpp", "ollama")
+SLOT_ENGINES = ("llama.cpp", "ollama")
+"""They allot what they are told, a slot a request."""
 _NEAR = 0.001
 """Devices of memory as near as this are the same device."""
+_LONGEST_BLOCK = 256
+"""Longer ones are vLLM's own choice for a hybrid."""
+_SAME_KV = ({"auto", "f16", "float16", "bfloat16"}, {"fp8", "fp8_e4m3"})
+_OPTIONS = {
+    "tensor_parallel_size": "--tp",
+    "max_num_seqs": "--max-num-seqs",
+    "max_num_batched_tokens": "--max-num-batched-tokens",
+    "block_size": "--block-size",
+    "kv_cache_dtype": "--kv-dtype",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +32,8 @@ class Step:
     name: str
     planned: str
     real: str
+    option: str | None
+    """Of `anaphora plan`; None where there is no such."""
     question: Question
     """The plan with this and all earlier steps taken."""
 
@@ -30,60 +41,89 @@ class Step:
 def align(question: Question, report: EngineReport) -> list[Step]:
     """What differs between plan and engine, in the order it is set right. State changes: none."""
     steps: list[Step] = []
-    for name, planned, real, moved in _candidates(question, report):
+    for rule in (_version, _memory, _share, _eager, _length, _slots, *map(_setting, _OPTIONS)):
         current = steps[-1].question if steps else question
         try:
-            steps.append(Step(name, planned, real, moved(current)))
+            step = rule(current, report)
         except AnaphoraError:
-            continue  # a value the plan's own rules refuse is left to the rest
+            continue  # a value that the plan's own rules refuse stays for the rest to explain
+        if step is not None:
+            steps.append(step)
     return steps
 
 
-def _candidates(question: Question, report: EngineReport) -> Iterator[tuple[str, str, str, Move]]:
-    settings, situation = question.settings, question.situation
-    version = report.short_version if question.engine.name == "vllm" else None
-    if version and version != situation.version:
-        planned = "newest" if situation.version is None else ".".join(map(str, situation.version))
-        yield "engine version", planned, ".".join(map(str, version)), lambda q: q.changed(version=version)
-    total = report.device_bytes
-    if total and abs(total - situation.memory_bytes) > _NEAR * situation.memory_bytes:
-        yield "device memory", _gib(situation.memory_bytes), _gib(total), lambda q: _on(q, total)
-    if report.utilization is not None and report.utilization != question.engine.share(situation):
-        planned = f"{question.engine.share(situation) or 0:g}"
-        share = report.utilization
-        yield question.engine.share_name, planned, f"{share:g}", lambda q: q.changed(utilization=share)
-    if report.eager and not situation.eager:
-        yield "enforce_eager", "off", "on", lambda q: q.changed(eager=True)
-    if report.max_model_len and report.max_model_len != question.workload.context:
-        length = report.max_model_len
-        yield "max_model_len", f"{question.workload.context:,}", f"{length:,}", lambda q: _longer(q, length)
-    slots = report.max_num_seqs
-    if question.engine.name in _SLOTS and slots and slots != question.workload.concurrency:
-        yield "slots", str(question.workload.concurrency), str(slots), lambda q: q.changed(concurrency=slots)
-    for name in ("tensor_parallel_size", "max_num_seqs", "max_num_batched_tokens", "block_size", "kv_cache_dtype"):
-        real, own = getattr(report, name), getattr(settings, name)
-        if real is None or real == own or (name == "max_num_seqs" and question.engine.name in _SLOTS):
-            continue
-        if name == "kv_cache_dtype" and {real, own} <= {"auto", "f16", "float16", "bfloat16"}:
-            continue
-        if name == "block_size" and question.engine.name == "vllm" and real > 256:
-            continue  # the engine's own, for a hybrid
-        yield name, str(own or "default"), str(real), _setter(name, real)
+Rule = Callable[[Question, EngineReport], Step | None]
 
 
-def _setter(name: str, real: Any) -> Move:
-    return lambda question: question.changed(**{name: real})
+def _version(question: Question, report: EngineReport) -> Step | None:
+    real, own = report.short_version, question.situation.version
+    if question.engine.name != "vllm" or real is None or real == own:
+        return None
+    text = f"{real[0]}.{real[1]}"
+    planned = "newest" if own is None else f"{own[0]}.{own[1]}"
+    return Step("engine version", planned, text, "--engine-version", question.changed(version=real))
 
 
-def _longer(question: Question, length: int) -> Question:
-    return question.changed(context=length, shared_prefix=min(question.workload.shared_prefix, length - 1))
-
-
-def _on(question: Question, total: int) -> Question:
+def _memory(question: Question, report: EngineReport) -> Step | None:
+    total, own = report.device_bytes, question.situation.memory_bytes
+    if not total or abs(total - own) <= _NEAR * own:
+        return None
     device = replace(question.situation.device, memory_bytes=total, memory_measured=True)
     moved = question.changed(device_memory_bytes=total)
-    return replace(moved, situation=replace(moved.situation, device=device))
+    moved = replace(moved, situation=replace(moved.situation, device=device))
+    return Step("device memory", f"{own / 2**30:.2f} GiB", f"{total / 2**30:.2f} GiB", None, moved)
 
 
-def _gib(count: int) -> str:
-    return f"{count / 2**30:.2f} GiB"
+def _share(question: Question, report: EngineReport) -> Step | None:
+    real, own = report.utilization, question.engine.share(question.situation)
+    if report.only_named and real is None:
+        default = question.changed(utilization=None)
+        real = default.engine.share(default.situation)
+    if real is None or own is None or real == own:
+        return None
+    moved = question.changed(utilization=real)
+    return Step(question.engine.share_name, f"{own:g}", f"{real:g}", "--utilization", moved)
+
+
+def _eager(question: Question, report: EngineReport) -> Step | None:
+    if report.eager is None or report.eager == question.situation.eager:
+        return None
+    words = {True: "on", False: "off"}
+    return Step(
+        "enforce_eager", words[not report.eager], words[report.eager], None, question.changed(eager=report.eager)
+    )
+
+
+def _length(question: Question, report: EngineReport) -> Step | None:
+    real, own = report.max_model_len, question.workload.context
+    if not real or real == own:
+        return None
+    moved = question.changed(context=real, shared_prefix=min(question.workload.shared_prefix, real - 1))
+    return Step("max_model_len", f"{own:,}", f"{real:,}", "--context", moved)
+
+
+def _slots(question: Question, report: EngineReport) -> Step | None:
+    real, own = report.max_num_seqs, question.workload.concurrency
+    if question.engine.name not in SLOT_ENGINES or not real or real == own:
+        return None
+    return Step("slots", str(own), str(real), "--concurrency", question.changed(concurrency=real))
+
+
+def _setting(name: str) -> Rule:
+    """The rule of a field that EngineSettings and EngineReport both have."""
+
+    def rule(question: Question, report: EngineReport) -> Step | None:
+        real, own = getattr(report, name), getattr(question.settings, name)
+        defaults = report.only_named and name == "max_num_seqs"
+        if real == own or (real is None and not defaults):
+            return None
+        if name == "max_num_seqs" and question.engine.name in SLOT_ENGINES:
+            return None
+        if name == "block_size" and question.engine.name == "vllm" and real > _LONGEST_BLOCK:
+            return None
+        if name == "kv_cache_dtype" and any({real, own} <= same for same in _SAME_KV):
+            return None
+        moved = question.changed(**{name: real})
+        return Step(name, str(own or "default"), str(real or "default"), _OPTIONS[name] if real else None, moved)
+
+    return rule

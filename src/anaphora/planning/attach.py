@@ -15,9 +15,6 @@ from anaphora.errors import ConfigError
 from anaphora.planning.engine_report import GIB, EngineReport
 from anaphora.planning.start_log_fields import known
 
-ROUTES = ("/metrics", "/server_info", "/get_server_info", "/props", "/v1/models", "/version")
-"""What a server is asked for; all of them are harmless GETs."""
-
 
 class Sample(Protocol):
     """One sample of a Prometheus scrape."""

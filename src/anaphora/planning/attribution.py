@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from anaphora.errors import ConfigError
 from anaphora.geometry.units import human_bytes
-from anaphora.planning.alignment import Step, align
+from anaphora.planning.alignment import SLOT_ENGINES, Step, align
 from anaphora.planning.engine_report import EngineReport
 from anaphora.planning.overhead import Budget, Estimate
 from anaphora.planning.plan import Answer, Question, answer
@@ -19,7 +19,6 @@ from anaphora.planning.protocol import Capacity
 
 Move = Callable[[str, str, str, int, bool | None, str | None], None]
 """(cause, predicted, reported, effect on the bytes for KV, within, corrects): a step on the way to the real bytes."""
-_SLOTS = ("llama.cpp", "ollama")
 _CONCURRENCY_TIMES_LENGTH = (0, 21)
 """Since then vLLM prints concurrency x max_model_len; before, the tokens of one group's blocks."""
 _ADVICE = {
@@ -75,6 +74,8 @@ class Attribution:
     @property
     def inside(self) -> bool:
         """Whether the real figure lies in the interval of the prediction for the real settings."""
+        if self.report.engine in SLOT_ENGINES:
+            return all(item.within is not False for item in self.differences)
         question, available = self.aligned.question, self.aligned.budget.available
         low, high = (tokens_at(question, count, self.report) for count in (available.low, available.high))
         return low <= self.reported_tokens <= high
@@ -93,7 +94,7 @@ def attribute(predicted: Answer, report: EngineReport) -> Attribution:
     before = _predicted_tokens(predicted, report)
     found, tokens = _settings(predicted, steps, report)
     reported = _reported_tokens(aligned, report)
-    if question.engine.name in _SLOTS:
+    if question.engine.name in SLOT_ENGINES:
         found += _slots(aligned, report, reported - tokens)
     else:
         found += _parts(aligned, report, tokens, reported)
@@ -115,7 +116,7 @@ def _printed(capacity: Capacity, report: EngineReport) -> int:
 
 def _predicted_tokens(found: Answer, report: EngineReport) -> int:
     """Slots are allotted as asked, not as they fit."""
-    if found.question.engine.name in _SLOTS:
+    if found.question.engine.name in SLOT_ENGINES:
         return found.capacity.block_size * found.question.workload.concurrency
     return _printed(found.capacity, report)
 
@@ -148,20 +149,16 @@ def _reported_bytes(aligned: Answer, report: EngineReport) -> int:
 
 def _settings(predicted: Answer, steps: list[Step], report: EngineReport) -> tuple[list[Difference], int]:
     """The effect of each setting that differs, and the tokens predicted for all of them together."""
-    found, earlier, tokens = [], predicted, _predicted_tokens(predicted, report)
+    found: list[Difference] = []
+    earlier, tokens = predicted, _predicted_tokens(predicted, report)
     for step in steps:
         moved = answer(step.question)
         now = _predicted_tokens(moved, report)
-        found.append(
-            Difference(
-                f"setting {step.name}",
-                step.planned,
-                step.real,
-                moved.budget.available.likely - earlier.budget.available.likely,
-                now - tokens,
-                corrects=f"plan with the engine's {step.name}",
-            )
-        )
+        effect = moved.budget.available.likely - earlier.budget.available.likely
+        if effect or now != tokens:
+            corrects = f"plan with {step.option} {step.real}" if step.option else None
+            cause = f"setting {step.name}"
+            found.append(Difference(cause, step.planned, step.real, effect, now - tokens, None, corrects))
         earlier, tokens = moved, now
     return found, tokens
 

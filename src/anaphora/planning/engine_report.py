@@ -28,6 +28,8 @@ class EngineReport:
     tensor_parallel_size: int | None = None
     eager: bool | None = None
     """No CUDA graphs."""
+    only_named: bool = False
+    """The source lists every setting that is not the engine's default, so what is None here is the default."""
     device_bytes: int | None = None
     """Of one device, as the driver reports it."""
     free_bytes: int | None = None

@@ -52,6 +52,7 @@ def read_vllm(text: str, source: str) -> EngineReport:
         kv_cache_dtype=log.word(r"kv_cache_dtype=(\w+)") or log.word(r"'kv_cache_dtype': '(\w+)'"),
         tensor_parallel_size=log.whole(r"tensor_parallel_size=(\d+)") or _argument(log, "tensor_parallel_size"),
         eager=_flag(log.word(r"enforce_eager(?:=|': )(True|False)")),
+        only_named="non-default args" in text,
         device_bytes=_device(log),
         free_bytes=log.size(rf"Free memory on device[^(]*\({NUMBER}/[\d.]+{_GIB}\)", min),
         allowed_bytes=log.size(rf"gpu_memory_utilization \([\d.]+\) = {NUMBER}{_GIB}")
