@@ -235,6 +235,14 @@ def test_hostile_and_failing_templates_give_an_error(source: str) -> None:
         ChatTemplate(source).render([USER], variables={})
 
 
+def test_messages_nested_beyond_all_measure_are_refused() -> None:
+    deep: list[Any] = []
+    for _ in range(5000):
+        deep = [deep]
+    with pytest.raises(InvalidRequest, match="nested too deeply"):
+        ChatTemplate("{{ messages[0].content }}").render([{**USER, "tool_calls": deep}], variables={})
+
+
 def test_the_loop_budget_is_per_rendering() -> None:
     template = ChatTemplate("{% for a in range(380) %}{% for b in range(380) %}{% endfor %}{% endfor %}done")
     texts: list[str] = []

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import tracemalloc
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -379,3 +380,16 @@ def test_long_outputs_and_long_stop_strings_keep_little(all_tokenizers: dict[str
     texts = [output.push(a).text for _ in range(30_000)]
     assert texts == [""] * 50 + ["a"] * 29_950
     assert output.flush().text == "a" * 50
+
+
+def test_a_huge_stop_string_costs_only_what_the_text_matches_of_it(all_tokenizers: dict[str, Tokenizer]) -> None:
+    tokenizer, (a,) = one_by_one(all_tokenizers, "a")
+    stop = "a" * 1_000_000
+    tracemalloc.start()
+    output = OutputText(tokenizer, SamplingParams(stop=(stop,)), [])
+    for _ in range(1000):
+        output.push(a)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 1_000_000
+    assert output.flush().text == "a" * 1000

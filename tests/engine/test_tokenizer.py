@@ -3,6 +3,8 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -147,6 +149,30 @@ def test_special_tokens_in_the_users_text_are_recognised(pairs: dict[str, Pair])
 def test_half_a_surrogate_pair_is_refused(pairs: dict[str, Pair]) -> None:
     with pytest.raises(InvalidRequest, match="position 2"):
         pairs["byte_level"][0].encode("ab\ud83d")
+
+
+def test_other_threads_run_while_a_long_text_is_encoded(pairs: dict[str, Pair]) -> None:
+    ours, _ = pairs["byte_level"]
+    text, ticks, done = "Hello world " * 50_000, 0, threading.Event()
+
+    def tick() -> None:
+        nonlocal ticks
+        while not done.is_set():
+            ticks += 1
+            time.sleep(0)
+
+    interval, ticker = sys.getswitchinterval(), threading.Thread(target=tick)
+    sys.setswitchinterval(1000)  # from now on a thread runs only when another lets it
+    try:
+        ticker.start()
+        before = ticks
+        ours.encode(text)
+        during = ticks - before
+    finally:
+        sys.setswitchinterval(interval)
+        done.set()
+        ticker.join()
+    assert during > 10
 
 
 def plain_bpe(**extra: Any) -> tokenizers.Tokenizer:

@@ -43,3 +43,28 @@ def test_every_refusal_is_a_sentence_about_a_field(model: type[Body], data: st.D
     assert "something else" not in message
     assert not any(word in message.lower() for word in ("pydantic", "input should", "tagged", "constrained"))
     assert refused.param
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("prompt", [-1] * 50),
+        ("prompt", [[-1] * 50] * 50),
+        ("prompt", ["\ud800"] * 50),
+        ("stop_token_ids", ["x"] * 50),
+        ("logit_bias", {str(i): "x" for i in range(50)}),
+        ("logit_bias", {str(i): 101 for i in range(50)}),
+        ("logit_bias", {str(i): float("nan") for i in range(50)}),
+    ],
+)
+def test_one_wrong_item_is_enough(field: str, value: object) -> None:
+    """A description of each of a million would hold up everybody else."""
+    with pytest.raises(ValidationError) as caught:
+        CompletionRequest.model_validate({"prompt": "a", field: value})
+    assert caught.value.error_count() == 1
+
+
+def test_one_wrong_message_is_enough() -> None:
+    with pytest.raises(ValidationError) as caught:
+        ChatRequest.model_validate({"messages": [1] * 50})
+    assert caught.value.error_count() == 1

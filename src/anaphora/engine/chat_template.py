@@ -110,7 +110,10 @@ class ChatTemplate:
         Keys whose value is None are taken out of the messages first. Raises InvalidRequest with the template's own
         message when the template raises, and a short account of the reason when it cannot be rendered.
         """
-        chat = [_plain_message(message) for message in messages]
+        try:
+            chat = [_plain_message(message) for message in messages]
+        except RecursionError as error:
+            raise InvalidRequest("The messages are nested too deeply: flatten them.", param="messages") from error
         if not chat:
             raise InvalidRequest("messages is empty: send at least one message.", param="messages")
         final = ""

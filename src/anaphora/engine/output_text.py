@@ -163,26 +163,29 @@ class _Match:
 
 
 class _StopString:
-    """Knuth-Morris-Pratt: how many of the stop string's first characters the text ends with, character by character."""
+    """Knuth-Morris-Pratt: how many of the stop string's first characters the text ends with, character by character.
+
+    The table grows with `matched`, so a stop string costs what the text matches of it, however long it is.
+    """
 
     def __init__(self, text: str) -> None:
         self.text = text
         self.matched = 0
-        self._fallback = [0] * (len(text) + 1)
-        """[n] = length of the longest proper prefix of text[:n] that also ends it."""
-        length = 0
-        for n in range(1, len(text)):
-            while length and text[n] != text[length]:
-                length = self._fallback[length]
-            length += text[n] == text[length]
-            self._fallback[n + 1] = length
+        self._fallback = [0, 0]
+        """[n] = length of the longest proper prefix of text[:n] that also ends it, for n up to the longest match."""
 
     def advance(self, character: str) -> bool:
         """Take one more character; True when the stop string is complete. State changes: `matched`."""
-        while self.matched and self.text[self.matched] != character:
-            self.matched = self._fallback[self.matched]
-        self.matched += self.text[self.matched] == character
+        self.matched = self._longest(self.matched, character)
+        if self.matched == len(self._fallback):
+            self._fallback.append(self._longest(self._fallback[-1], character))
         if self.matched < len(self.text):
             return False
         self.matched = self._fallback[self.matched]
         return True
+
+    def _longest(self, matched: int, character: str) -> int:
+        """What is matched after one more character when `matched` characters were before."""
+        while matched and self.text[matched] != character:
+            matched = self._fallback[matched]
+        return matched + (self.text[matched] == character)

@@ -136,7 +136,8 @@ class Tokenizer:
             raise InvalidRequest(
                 f"The text has half of a surrogate pair at position {error.start}, which is not a character: remove it."
             ) from error
-        return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
+        # encode() would hold the interpreter's lock, and with it every other request, until it is done
+        return list(self._backend.encode_batch([text], add_special_tokens=add_special_tokens)[0].ids)
 
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
         """The text of `ids`. Ids outside the vocabulary have none; bytes that are no character become U+FFFD."""

@@ -83,8 +83,10 @@ def choices(
     """One set per choice; choice i of a seeded request has seed + i. Raises InvalidRequest."""
     if max_tokens is not None and (body.min_tokens or 0) > max_tokens:
         raise InvalidRequest(f"`min_tokens` is above the limit of {max_tokens} new tokens.", param="min_tokens")
-    for token_id in body.stop_token_ids or ():
+    stop_token_ids = tuple(set(body.stop_token_ids or ()))
+    for token_id in stop_token_ids:
         _check_token_id(token_id, engine, "stop_token_ids")
+    logit_bias = _logit_bias(body.logit_bias or {}, engine)
     given = {name: value for name in _DIRECT if (value := getattr(body, name)) is not None}
     return [
         SamplingParams(
@@ -92,8 +94,8 @@ def choices(
             logprobs=logprobs,
             seed=None if body.seed is None else _wrap(body.seed + index),
             stop=(body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ()),
-            stop_token_ids=tuple(body.stop_token_ids or ()),
-            logit_bias=_logit_bias(body.logit_bias or {}, engine),
+            stop_token_ids=stop_token_ids,
+            logit_bias=logit_bias,
             **given,
         )
         for index in range(body.n or 1)

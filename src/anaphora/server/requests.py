@@ -5,9 +5,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from anaphora.errors import InvalidRequest, UnsupportedField
@@ -29,6 +39,17 @@ Text = Annotated[str, AfterValidator(_whole_unicode)]
 """What JSON can carry and UTF-8 can write."""
 StopString = Annotated[Text, Field(min_length=1)]
 TokenId = Annotated[int, Field(ge=0)]
+Item = TypeVar("Item")
+Many = Annotated[list[Item], Field(fail_fast=True)]
+"""The first wrong item is enough to refuse a list: a million descriptions would hold up everybody else."""
+
+
+def _first_wrong_bias(biases: Any) -> Any:
+    """As Many does, which pydantic has for lists only: of an object with a wrong value, that entry alone."""
+    for key, bias in biases.items() if isinstance(biases, dict) else ():
+        if type(bias) not in (int, float) or not -100 <= bias <= 100:
+            return {key: bias}
+    return biases
 
 
 class Body(BaseModel):
@@ -52,9 +73,9 @@ class TextPart(Body):
 class Message(Body):
     where = "a message"
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Text | list[TextPart] | None = None
+    content: Text | Many[TextPart] | None = None
     name: Text | None = None
-    tool_calls: list[dict[str, Any]] | None = None
+    tool_calls: Many[dict[str, Any]] | None = None
     tool_call_id: Text | None = None
     reasoning_content: Text | None = None
 
@@ -100,16 +121,18 @@ class SamplingFields(Body):
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
-    stop: StopString | Annotated[list[StopString], Field(max_length=16)] | None = None
-    stop_token_ids: list[TokenId] | None = None
+    stop: StopString | Annotated[Many[StopString], Field(max_length=16)] | None = None
+    stop_token_ids: Many[TokenId] | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
-    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
+    logit_bias: Annotated[
+        dict[str, Annotated[float, Field(ge=-100, le=100)]] | None, BeforeValidator(_first_wrong_bias)
+    ] = None
     cache_salt: Annotated[Text, Field(min_length=1)] | None = None
 
     user: Text | None = None
-    metadata: dict[Text, Text] | None = None
+    metadata: dict[str, Any] | None = None
     store: bool | None = None
     service_tier: Literal["auto", "default"] | None = None
     parallel_tool_calls: bool | None = None
@@ -131,7 +154,7 @@ class SamplingFields(Body):
 class Templated(Body):
     """Messages and how the chat template lays them out."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[Many[Message], Field(min_length=1)]
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -147,7 +170,7 @@ class ChatRequest(SamplingFields, Templated):
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: Many[dict[str, Any]] | None = None
     tool_choice: Text | dict[str, Any] | None = None
 
     @model_validator(mode="after")
@@ -178,9 +201,9 @@ def _kind_of_prompt(prompt: Any) -> str:
 
 Prompt = Annotated[
     Annotated[Text, Tag("text")]
-    | Annotated[list[Text], Tag("list of str")]
-    | Annotated[list[TokenId], Tag("list of int")]
-    | Annotated[list[list[TokenId]], Tag("list of list")],
+    | Annotated[Many[Text], Tag("list of str")]
+    | Annotated[Many[TokenId], Tag("list of int")]
+    | Annotated[Many[Many[TokenId]], Tag("list of list")],
     Discriminator(_kind_of_prompt),
 ]
 
@@ -235,7 +258,7 @@ class TokenizeRequest(Body):
     model: Text | None = None
     prompt: Text | None = None
     add_special_tokens: bool | None = None
-    messages: Annotated[list[Message], Field(min_length=1)] | None = None
+    messages: Annotated[Many[Message], Field(min_length=1)] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -257,7 +280,7 @@ class TokenizeRequest(Body):
 class DetokenizeRequest(Body):
     where = "/detokenize"
     model: Text | None = None
-    tokens: list[TokenId]
+    tokens: Many[TokenId]
 
 
 def check_ending(add_generation_prompt: bool | None, continue_final_message: bool | None) -> None:
