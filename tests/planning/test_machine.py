@@ -10,7 +10,7 @@ import pytest
 from anaphora.engine.config import free_memory
 from anaphora.errors import ConfigError
 from anaphora.geometry.model import ModelGeometry
-from anaphora.planning import ask as module
+from anaphora.planning import machine as module
 from anaphora.planning.ask import Wishes, ask
 from anaphora.planning.hardware import Device, find_device
 from anaphora.planning.machine import Machine, this_machine

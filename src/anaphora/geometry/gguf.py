@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from anaphora.errors import CorruptModel, ModelNotFound, UnsupportedModel
-from anaphora.geometry.gguf_header import GgufHeader, GgufTensor, read_gguf_header
+from anaphora.geometry.gguf_header import GGML_TYPES, GgufHeader, GgufTensor, read_gguf_header
 from anaphora.geometry.layers import NOTHING, Keeps, LayerKV, RecurrentState
 from anaphora.geometry.parameters import Parameters
 
@@ -208,3 +208,9 @@ def main_type(tensors: Sequence[GgufTensor]) -> str:
         kind: sum(t.bytes for t in tensors if t.type == kind) for kind in {t.type for t in tensors}
     }
     return max(totals, key=lambda kind: totals[kind], default="F32")
+
+
+def bits_of(kind: str) -> tuple[float, float, float]:
+    """Bits of a weight of a ggml type, for matrices everywhere."""
+    bits = next(8 * size / count for name, count, size in GGML_TYPES.values() if name == kind)
+    return bits, bits, bits

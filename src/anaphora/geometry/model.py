@@ -16,8 +16,6 @@ from anaphora.errors import CorruptModel
 from anaphora.geometry.catalog import find_model
 from anaphora.geometry.families import is_known
 from anaphora.geometry.fields import Fields, load_config
-from anaphora.geometry.gguf import gguf_layers, gguf_parameters, main_type, read_gguf
-from anaphora.geometry.gguf_header import GGML_TYPES
 from anaphora.geometry.layers import Keeps, LayerKV, RecurrentState, SideCache
 from anaphora.geometry.parameters import Parameters, count_parameters
 from anaphora.geometry.reading import read_layers
@@ -162,6 +160,9 @@ class ModelGeometry:
 
         Raises ModelNotFound, CorruptModel and UnsupportedModel, each with the file's name.
         """
+        # imported here: every command reads a geometry, few read one from a GGUF file
+        from anaphora.geometry.gguf import bits_of, gguf_layers, gguf_parameters, main_type, read_gguf
+
         meta, tensors = read_gguf(Path(path))
         layers = gguf_layers(meta)
         kind = main_type(tensors)
@@ -174,7 +175,7 @@ class ModelGeometry:
             vocab_size=meta.vocab_size,
             max_position=meta.get("context_length"),
             parameters=gguf_parameters(meta, tensors),
-            quantization=Quantization(kind, *_gguf_bits(kind)),
+            quantization=Quantization(kind, *bits_of(kind)),
             stored_weight_bytes=sum(tensor.bytes for tensor in tensors),
         )
 
@@ -194,12 +195,6 @@ class ModelGeometry:
     def from_catalog(cls, name: str) -> ModelGeometry:
         """A model of the catalogue, offline. Raises ModelNotFound with the nearest names."""
         return cls.from_config(find_model(name).config)
-
-
-def _gguf_bits(kind: str) -> tuple[float, float, float]:
-    """Bits of a weight of a ggml type, for matrices everywhere."""
-    bits = next(8 * size / count for name, count, size in GGML_TYPES.values() if name == kind)
-    return bits, bits, bits
 
 
 def _count(fields: Fields, layers: tuple[LayerKV, ...]) -> Parameters | None:

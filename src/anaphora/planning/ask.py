@@ -10,7 +10,6 @@ from anaphora.geometry.model import ModelGeometry
 from anaphora.planning.capability import compute_capability, engine_device
 from anaphora.planning.engines import Engine, find_engine
 from anaphora.planning.hardware import Device, find_device
-from anaphora.planning.machine import this_machine
 from anaphora.planning.overhead import Situation
 from anaphora.planning.overhead_vllm import default_batched_tokens
 from anaphora.planning.plan import Question, check_context, model_limit
@@ -97,7 +96,9 @@ def _hardware(wishes: Wishes, remarks: list[str]) -> tuple[Device, int, int | No
     asked = wishes.count or (wishes.tp or 1) * (wishes.pp or 1)
     if wishes.hardware is not None:
         return find_device(wishes.hardware), asked, None
-    here = this_machine()
+    from anaphora.planning import machine  # ctypes and platform, only when this machine is asked for
+
+    here = machine.this_machine()
     if not here.gpus or wishes.engine == "anaphora":
         remarks.append("no --hardware: planned for this machine")
         return here.cpu, asked, here.free_bytes

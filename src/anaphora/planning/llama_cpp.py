@@ -69,8 +69,7 @@ class LlamaCppMemory:
             )
         cells = pad(settings.max_model_len)
         ubatch = settings.max_num_batched_tokens or DEFAULT_UBATCH
-        full = sliding = Fraction(0)
-        state = 0
+        full = sliding = state = 0
         for layer in geometry.layers:
             cell = cell_bytes(layer, keys, values)
             if layer.keeps in _WINDOWED and layer.window:
@@ -79,18 +78,18 @@ class LlamaCppMemory:
                 full += cell * cells
             if layer.state:
                 state += replace(layer.state, state_bytes=4).bytes(model_dtype_bytes=4)
-        return int(full), int(sliding), state
+        return full, sliding, state
 
     def unified_sliding_bytes(self, geometry: ModelGeometry, settings: EngineSettings, slots: int) -> int:
         """Bytes of the sliding layers of all slots on one unified cache (-kvu, and the default without -np)."""
         keys, values = self._forms(settings.kv_cache_dtype)
         ubatch = settings.max_num_batched_tokens or DEFAULT_UBATCH
-        total = Fraction(0)
+        total = 0
         for layer in geometry.layers:
             if layer.keeps in _WINDOWED and layer.window:
                 cells = pad(min(pad(settings.max_model_len), layer.window * slots + ubatch))
                 total += cell_bytes(layer, keys, values) * cells
-        return int(total)
+        return total
 
     def longest_context(self, geometry: ModelGeometry, settings: EngineSettings, available_bytes: int) -> int:
         """The longest context of one slot, at most `settings.max_model_len`."""
@@ -122,9 +121,13 @@ class OllamaMemory(LlamaCppMemory):
     types = OLLAMA_TYPES
 
 
-def cell_bytes(layer: LayerKV, keys: Fraction, values: Fraction) -> Fraction:
-    """One token's keys and values in a layer."""
-    return layer.kv_heads * (layer.key_dim * keys + layer.value_dim * values)
+def cell_bytes(layer: LayerKV, keys: Fraction, values: Fraction) -> int:
+    """One token's row of keys and row of values in a layer; rows of quantised types are whole blocks."""
+    return _row(layer.kv_heads * layer.key_dim, keys) + _row(layer.kv_heads * layer.value_dim, values)
+
+
+def _row(numbers: int, element: Fraction) -> int:
+    return -(-numbers * element.numerator // element.denominator)
 
 
 def pad(cells: int) -> int:
