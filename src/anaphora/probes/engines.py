@@ -93,7 +93,7 @@ async def ask(client: ProbeClient) -> Answers:
 
 async def detect(client: ProbeClient) -> Engine:
     """Ask, then judge. Never raises: a dead endpoint is an unknown engine."""
-    return judge(await ask(client), client.endpoint.host)
+    return judge(await ask(client))
 
 
 _METRIC_PREFIXES = {
@@ -114,7 +114,7 @@ _HOSTED = ("openai-organization", "openai-processing-ms", "anthropic-ratelimit-r
            "x-ratelimit-limit-requests", "x-request-cost", "x-goog-api-client")  # fmt: skip
 
 
-def judge(answers: Answers, host: str) -> Engine:
+def judge(answers: Answers) -> Engine:
     """Collect votes; an engine's own route or metrics (3) outweigh a name in a list of models (2) and a habit (1)."""
     votes: dict[str, int] = {}
     evidence: list[str] = []

@@ -50,16 +50,17 @@ class Granularity:
     def sentence(self) -> str:
         """For people."""
         parts = []
+        about = "about " if self.source == "clock" else ""
         if self.minimum is not None and self.minimum_exact and self.minimum > 1:
-            parts.append(f"Prefixes under {self.minimum:,} tokens are never reused by this server.")
+            parts.append(f"Prefixes under {about}{self.minimum:,} tokens are never reused by this server.")
         elif self.minimum is not None:
-            parts.append(f"Prefixes of {self.minimum:,} tokens are reused, and perhaps shorter ones.")
+            parts.append(f"Prefixes of {about}{self.minimum:,} tokens are reused, and perhaps shorter ones.")
         if self.step == 1:
             parts.append("Reuse is exact to the token.")
         elif self.step is not None and self.step_exact:
-            parts.append(f"Reuse goes in steps of {self.step:,} tokens.")
+            parts.append(f"Reuse goes in steps of {about}{self.step:,} tokens.")
         elif self.step is not None:
-            parts.append(f"The steps of reuse are at most {self.step:,} tokens.")
+            parts.append(f"The steps of reuse are at most {about}{self.step:,} tokens.")
         return " ".join(parts) or "In which steps prefixes are reused could not be found."
 
 

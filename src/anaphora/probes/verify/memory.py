@@ -52,7 +52,7 @@ class MemoryStory:
         grown = " and ".join(
             f"{_mib(value)} {name}" for value, name in ((rss, "RSS"), (gpu, "GPU memory")) if value > _NOISE
         )
-        first = _mib(self.after_cold.rss - self.before.rss)
+        first = _mib(max(0, self.after_cold.rss - self.before.rss))
         if grown:
             return f"The second request with the same prefix took {grown} more (the first took {first} RSS)."
         return f"The second request with the same prefix took no more memory (the first took {first} RSS)."

@@ -100,6 +100,7 @@ def as_dict(state: Verification, endpoint: Endpoint, *, interrupted: bool) -> di
         "memory": None if state.memory is None else state.memory.as_dict(),
         "failure": None if state.failure is None else {"kind": state.failure.kind, "message": str(state.failure)},
         "trials": [trial.as_dict() for trial in state.trials],
+        "row_colds": [trial.as_dict() for trial in state.row_colds],
         "repeats": [trial.as_dict() for trial in state.repeats],
         "definitions": DEFINITIONS,
     }
@@ -115,7 +116,7 @@ def html_page(state: Verification, endpoint: Endpoint) -> str:
     if any(by_kind.values()):
         plots.append(strips("Time to first token", "milliseconds, logarithmic", by_kind, log_y=True))
     if state.repeats:
-        row = [1000 * trial.ttft for trial in state.repeats]
+        row = [1000 * trial.ttft for trial in (*state.row_colds[1:2], *state.repeats)]
         numbers = [float(n + 1) for n in range(len(row))]
         plots.append(plot("One prefix in a row", "request", "TTFT, ms", [Series("TTFT", numbers, row)]))
     steps: list[Html] = []
@@ -153,7 +154,7 @@ def own_headline(state: OwnPrompts) -> str:
     text = f"{hits} of {len(told)} prompts reused at least half of their tokens from earlier ones."
     again = [result.hit_again for result in results if result.hit_again is not None and not result.too_short]
     if again and not any(again):
-        return f"{text} Sent again word for word, none did: there is no prefix cache, it is too small, or its steps too wide."
+        return f"{text} Sent again word for word, none did: no prefix cache, or it is too small, or its steps too wide."
     if again and not all(again):
         return f"{text} Sent again word for word, {sum(map(bool, again))} of {len(again)} did."
     return text

@@ -98,11 +98,13 @@ def hit_threshold(rounds: Sequence[Round]) -> float | None:
     """Seconds that part fast warm requests from slow ones; None where there is no group of fast ones."""
     cold = median([r.cold for r in rounds])
     warm = [r.warm for r in rounds]
+    new = [seconds for r in rounds for seconds in (r.cold, r.control)]
     modes = split_modes(warm, smallest=2)
     if (
         modes is not None
         and modes.gap > _MODE_GAP
         and median(modes.low) * _MODE_GAP < cold
+        and sum(seconds < modes.threshold for seconds in new) <= 0.05 * len(new)
         and 1 / _MODE_GAP < median(modes.high) / cold < _MODE_GAP
     ):
         return modes.threshold
