@@ -99,19 +99,21 @@ class ProbeClient:
             raise ConfigError(f"The server has {len(names)} models; choose one with --model: {shown}")
         return names[0]
 
+    def chat_body(
+        self, model: str, messages: Messages, max_tokens: int, extra: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """A greedy streamed chat in the words this server accepts, as far as earlier answers told."""
+        options = {"stream_options": {"include_usage": True}} if self.stream_options else {}
+        fields = {"model": model, "messages": list(messages), "temperature": 0, "stream": True, **options}
+        return {**fields, self.token_limit_field: max_tokens, **(extra or {})}
+
     async def stream_chat(
         self, model: str, messages: Messages, max_tokens: int, extra: Mapping[str, Any] | None = None
     ) -> StreamResult:
         """One greedy streamed chat, timed. `extra`: further fields of the body. Raises ProbeError."""
-
-        def body() -> dict[str, Any]:
-            options = {"stream_options": {"include_usage": True}} if self.stream_options else {}
-            fields = {"model": model, "messages": list(messages), "temperature": 0, "stream": True, **options}
-            return {**fields, self.token_limit_field: max_tokens, **(extra or {})}
-
         while True:
             try:
-                return await self.stream("/v1/chat/completions", body())
+                return await self.stream("/v1/chat/completions", self.chat_body(model, messages, max_tokens, extra))
             except EndpointRefused as error:
                 if not self._adapted(error):
                     raise

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -94,9 +94,13 @@ async def read_stream(client: httpx.AsyncClient, endpoint: Endpoint, url: str, c
                 await response.aread()
                 check_status(endpoint, response, response.text)
             if "event-stream" in response.headers.get("content-type", ""):
-                await _read_events(response.aiter_bytes(), result, endpoint)
+                events = EventReader(result, endpoint)
+                async for data in response.aiter_bytes():
+                    events.feed(data, time.perf_counter() - sent)
+                events.finish(time.perf_counter() - sent)
             else:
-                _read_whole((await response.aread()).decode(errors="replace"), result, endpoint, request.url.path)
+                text = (await response.aread()).decode(errors="replace")
+                read_whole(text, time.perf_counter() - sent, result, endpoint, request.url.path)
         finally:
             await response.aclose()
     except httpx.DecodingError as error:
@@ -106,24 +110,34 @@ async def read_stream(client: httpx.AsyncClient, endpoint: Endpoint, url: str, c
     return result
 
 
-async def _read_events(reads: AsyncIterator[bytes], result: StreamResult, endpoint: Endpoint) -> None:
-    """State changes: `result`."""
-    tail, first = b"", True
-    async for data in reads:
-        at = time.perf_counter() - result.sent
-        if first and is_html(data[:200].decode(errors="replace")):
+class EventReader:
+    """Server-sent events, read by read. State changes: the result it was given. Raises ProbeError."""
+
+    def __init__(self, result: StreamResult, endpoint: Endpoint) -> None:
+        self._result = result
+        self._endpoint = endpoint
+        self._tail = b""
+        self._begun = False
+
+    def feed(self, data: bytes, at: float) -> None:
+        """One read of the body, `at` seconds after the request was sent."""
+        if not self._begun and is_html(data[:200].decode(errors="replace")):
             raise UnexpectedAnswer("The stream is an HTML page: a proxy or web page answers.", kind="html")
-        first = False
-        *lines, tail = (tail + data).split(b"\n")
-        _take(lines, at, result, endpoint)
-    at = result.end_at = time.perf_counter() - result.sent
-    _take([tail], at, result, endpoint)
-    if not result.done and result.finish_reason is None:
-        raise StreamCut(
-            f"The stream ended after {len(result.chunk_times)} content chunks without finish_reason or [DONE]: "
-            "the server or a proxy before it closed it early.",
-            kind="stream_cut",
-        )
+        self._begun = True
+        *lines, self._tail = (self._tail + data).split(b"\n")
+        _take(lines, at, self._result, self._endpoint)
+
+    def finish(self, at: float) -> None:
+        """The body ended."""
+        result = self._result
+        result.end_at = at
+        _take([self._tail], at, result, self._endpoint)
+        if not result.done and result.finish_reason is None:
+            raise StreamCut(
+                f"The stream ended after {len(result.chunk_times)} content chunks without finish_reason or [DONE]: "
+                "the server or a proxy before it closed it early.",
+                kind="stream_cut",
+            )
 
 
 def _take(lines: Iterable[bytes], at: float, result: StreamResult, endpoint: Endpoint) -> None:
@@ -169,9 +183,10 @@ def _take_chunk(chunk: Any, at: float, result: StreamResult, endpoint: Endpoint)
         result.finish_reason = choice.get("finish_reason") or result.finish_reason
 
 
-def _read_whole(text: str, result: StreamResult, endpoint: Endpoint, path: str) -> None:
+def read_whole(text: str, at: float, result: StreamResult, endpoint: Endpoint, path: str) -> None:
+    """An answer that is one JSON object, come `at` seconds after the request was sent. Raises ProbeError."""
     result.incremental = False
-    result.end_at = time.perf_counter() - result.sent
+    result.end_at = at
     answer = parse_json(endpoint, text, path)
     if not isinstance(answer, dict) or not (answer.get("choices") or answer.get("error")):
         raise UnexpectedAnswer(f"{path} answered with JSON that has no `choices`.", kind="no_choices")
