@@ -6,7 +6,12 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-_SAMPLE = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{((?:[^"}]|"(?:[^"\\]|\\.)*")*)\})?\s+(\S+)(?:\s+\S+)?(?:\s+#.*)?$")
+_QUOTED = r'"(?:[^"\\]|\\.)*"'
+_SAMPLE = re.compile(
+    r"([a-zA-Z_:][a-zA-Z0-9_:]*)"
+    rf"(?:\{{((?:[^\"}}]|{_QUOTED})*)\}})?"  # labels
+    r"\s+(\S+)(?:\s+\S+)?(?:\s+#.*)?$"  # value, timestamp, exemplar
+)
 _LABEL = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)\s*=\s*"((?:[^"\\]|\\.)*)"')
 _ESCAPES = {r"\\": "\\", r"\"": '"', r"\n": "\n"}
 
