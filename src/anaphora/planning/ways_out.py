@@ -111,7 +111,13 @@ def _less_work(question: Question) -> Iterator[WayOut]:
     if 0 < now.requests < wanted:
         few = now.requests
         cost = f"{wanted - few} of {wanted} requests wait"
-        yield from _try(question, f"{few} streams instead of {wanted}", cost, {"concurrency": few}, concurrency=few)
+        yield from _try(
+            question,
+            f"{few} stream{'s' if few > 1 else ''} instead of {wanted}",
+            cost,
+            {"concurrency": few},
+            concurrency=few,
+        )
     longest = longest_context(question)
     if 0 < longest < context:
         prefix = min(question.workload.shared_prefix, longest - 1)
