@@ -9,12 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from anaphora.engine.config import EngineConfig, Machine, UserConfig, free_memory, human_bytes, resolve
+from anaphora.engine.config import EngineConfig, Machine, UserConfig, free_memory, resolve
 from anaphora.engine.engine import Engine
 from anaphora.engine.sources import ModelFolder
 from anaphora.errors import ConfigError, CorruptModel
 from anaphora.geometry.layout import CacheLayout
 from anaphora.geometry.model import ModelGeometry
+from anaphora.geometry.units import human_bytes
 
 Say = Callable[[str], None]
 

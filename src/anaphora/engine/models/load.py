@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import torch
 
+from anaphora.engine.config import Implementation
 from anaphora.engine.models.checkpoint import Checkpoint
 from anaphora.engine.models.compact import load_compact_decoder
 from anaphora.engine.models.protocol import Decoder
@@ -19,7 +20,6 @@ from anaphora.engine.models.spec import decoder_spec
 from anaphora.errors import UnsupportedModel
 from anaphora.geometry.model import ModelGeometry
 
-Implementation = Literal["auto", "compact", "transformers"]
 
 
 @dataclass(frozen=True, slots=True)
