@@ -95,22 +95,26 @@ def judge(rounds: Sequence[Round], *, seed: int = 0) -> Verdict:
 
 
 def hit_threshold(rounds: Sequence[Round]) -> float | None:
-    """Seconds that part fast warm requests from slow ones; None where there is no group of fast ones."""
+    """Seconds that part fast warm requests from slow ones; None where there is no group of fast ones.
+
+    New prompts must be slow by that measure, nearly all of them: else it parts noise, not hits from misses.
+    """
     cold = median([r.cold for r in rounds])
     warm = [r.warm for r in rounds]
-    new = [seconds for r in rounds for seconds in (r.cold, r.control)]
     modes = split_modes(warm, smallest=2)
     if (
         modes is not None
         and modes.gap > _MODE_GAP
         and median(modes.low) * _MODE_GAP < cold
-        and sum(seconds < modes.threshold for seconds in new) <= 0.05 * len(new)
         and 1 / _MODE_GAP < median(modes.high) / cold < _MODE_GAP
     ):
-        return modes.threshold
-    if median(warm) * _MODE_GAP < cold:
-        return math.sqrt(median(warm) * cold)
-    return None
+        threshold = modes.threshold
+    elif median(warm) * _MODE_GAP < cold:
+        threshold = math.sqrt(median(warm) * cold)
+    else:
+        return None
+    new = [seconds for r in rounds for seconds in (r.cold, r.control)]
+    return threshold if sum(seconds < threshold for seconds in new) <= 0.05 * len(new) else None
 
 
 def rounds_needed(interval: Interval, rounds: int) -> int | None:
