@@ -7,6 +7,7 @@ import sys
 import click
 
 from anaphora import __version__
+from anaphora.cli.doctor import doctor
 from anaphora.cli.generate import generate
 from anaphora.cli.hardware import hardware
 from anaphora.cli.kv import kv
@@ -32,6 +33,7 @@ cli.add_command(plan)
 cli.add_command(models)
 cli.add_command(hardware)
 cli.add_command(verify)
+cli.add_command(doctor)
 
 
 def main() -> None:

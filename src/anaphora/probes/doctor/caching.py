@@ -53,13 +53,13 @@ async def check_usage(visit: Visit) -> Outcome:
 
 
 async def check_cache(visit: Visit) -> Outcome:
-    """Cold prompts nobody ever sent, then one of them again and again."""
+    """Cold prompts nobody ever sent, then the last of them again and again (an engine with one slot has that one)."""
     rng, words = random.Random(), _length(visit)
     prompts = [filler(rng, words) for _ in range(_COLD)]
     before = await scrape(visit.http)
     try:
         cold = [await _ask(visit, prompt) for prompt in prompts]
-        warm = [await _ask(visit, prompts[0]) for _ in range(_WARM)]
+        warm = [await _ask(visit, prompts[-1]) for _ in range(_WARM)]
     except ProbeError as error:
         return Outcome(f"not tried to the end: {error}")
     after = await scrape(visit.http)
@@ -101,7 +101,7 @@ class _Seen:
         if told and not hits:
             off = _OFF.get(visit.engine.name, "Turn prefix caching on in the server.")
             return say("cache.unreported" if faster else "cache.none", self.evidence(), tokens=prompt, off=off)
-        if hits and len(hits) < len(told) - 1:
+        if hits and len(hits) < len(told):
             return say("cache.affinity", self.evidence(), hits=len(hits), sent=len(told))
         if hits and self.counted is not None and self.counted.hit_tokens == 0:
             return say("cache.counter", self.evidence(), counter=self.counted.hit_name)

@@ -7,7 +7,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from anaphora.probes.doctor.finding import Edit, Finding
+from anaphora.probes.doctor.finding import Finding
 
 
 @cache
@@ -21,25 +21,8 @@ def load_table(name: str) -> dict[str, Any]:
     return tomllib.loads(files("anaphora.probes.doctor").joinpath("data", name).read_text(encoding="utf-8"))
 
 
-def say(
-    code: str,
-    evidence: str = "",
-    *,
-    file: str | None = None,
-    line: int | None = None,
-    edit: Edit | None = None,
-    **values: object,
-) -> Finding:
+def say(code: str, evidence: str = "", /, **values: object) -> Finding:
     """A finding of the table, `values` in the place of its {names}."""
     entry = sayings()[code]
-    return Finding(
-        code,
-        entry["side"],
-        entry["what"].format(**values),
-        entry["fix"].format(**values),
-        evidence,
-        entry.get("severity", "error"),
-        file,
-        line,
-        edit,
-    )
+    what, fix = entry["what"].format(**values), entry["fix"].format(**values)
+    return Finding(code, entry["side"], what, fix, evidence, entry.get("severity", "error"))
