@@ -15,6 +15,7 @@ from anaphora.cli.models import models
 from anaphora.cli.plan import plan
 from anaphora.cli.pull import pull
 from anaphora.cli.serve import serve
+from anaphora.cli.sweep import sweep
 from anaphora.cli.verify import verify
 from anaphora.errors import AnaphoraError
 
@@ -33,6 +34,7 @@ cli.add_command(plan)
 cli.add_command(models)
 cli.add_command(hardware)
 cli.add_command(verify)
+cli.add_command(sweep)
 cli.add_command(doctor)
 
 

@@ -32,7 +32,7 @@ _KV = {
     "sglang": "--mem-fraction-static, --kv-cache-dtype fp8_e4m3",
     "llama.cpp": "--ctx-size, -ctk and -ctv q8_0",
     "ollama": "OLLAMA_CONTEXT_LENGTH, OLLAMA_KV_CACHE_TYPE=q8_0",
-    "anaphora": "--kv-cache-memory",
+    "anaphora": "--kv-memory",
 }
 
 
@@ -124,7 +124,7 @@ def _client(case: _Case) -> Limit | None:
             f"this process used {busiest.core_share:.0%} of the one core it can use at load {busiest.level:g}",
             f"its event loop woke up {busiest.lag * 1e3:.0f} ms late (99th percentile)",
         ),
-        "Run the sweep from a faster or less busy machine, or two at once; the figures at this load are too pessimistic.",
+        "Sweep from a faster or less busy machine, or from two at once; the figures at this load are too pessimistic.",
     )
 
 
@@ -146,7 +146,7 @@ def _kv_full(case: _Case) -> Limit | None:
         sure,
         "The KV memory is full: more requests at once do not fit.",
         tuple(evidence),
-        f"Give the KV cache more room or make it smaller ({advice}), or shorten the requests; `anaphora plan` computes it.",
+        f"Give the KV cache more room or make it smaller ({advice}), or shorten the requests: see `anaphora plan`.",
     )
 
 

@@ -32,6 +32,9 @@ class StepBounds:
     """Half-width of the 95% interval of the median TTFT, relative to it."""
     seconds: float = 30.0
     requests: int = 500
+    """Measured ones."""
+    sent: float = math.inf
+    """All, those of warm-up and tail too."""
     deadline: float = math.inf
     """On the clock of `time.perf_counter`, for the whole sweep."""
 
@@ -106,6 +109,8 @@ class StepRecorder:
 
     def sent(self, outcome: Outcome) -> None:
         self.outcomes.append(outcome)
+        if len(self.outcomes) >= self.bounds.sent:
+            self.end("requests")
         if self._inside(outcome):
             self._pending += 1
             self._measured_sent += 1
