@@ -6,8 +6,8 @@ from anaphora.planning.emit.render import command, header
 from anaphora.planning.emit.target import Line
 from anaphora.planning.settings import PlanSettings
 
-_DTYPES = {"float16": None, "bfloat16": "bfloat16"}
-"""KV dtypes of plans that SGLang has no name for follow the model's dtype."""
+_KV_DTYPES = {"float16": "auto", "fp8": "fp8_e4m3"}
+"""SGLang's names where they are others; float16 it has only as the model's own."""
 _GB = 2**30
 
 
@@ -36,8 +36,8 @@ def sglang_lines(plan: PlanSettings) -> list[Line]:
     lines.append(Line("--page-size", plan.block_size, why["block_size"]))
     if plan.max_num_batched_tokens is not None:
         lines.append(Line("--chunked-prefill-size", plan.max_num_batched_tokens, why["max_num_batched_tokens"]))
-    kv_dtype = _DTYPES.get(plan.kv_cache_dtype, plan.kv_cache_dtype)
-    if kv_dtype not in (None, "auto"):
+    kv_dtype = _KV_DTYPES.get(plan.kv_cache_dtype, plan.kv_cache_dtype)
+    if kv_dtype != "auto":
         lines.append(Line("--kv-cache-dtype", kv_dtype, why["kv_cache_dtype"]))
     if plan.quantization:
         text = f"read from the checkpoint: give one with {plan.quantization} weights as the model"
