@@ -16,7 +16,7 @@ _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _MARKS: tuple[tuple[str, Callable[[str, str], EngineReport]], ...] = (
     (r"KV per token  [\d,]+ bytes", read_anaphora),
     (r"server_args=ServerArgs\(|Load weight (?:begin|end)\.|max_total_num_tokens=", read_sglang),
-    (r"\bvllm\b|\[(?:gpu_worker|kv_cache_utils|worker)\.py|GPU KV cache size:|# GPU blocks:", read_vllm),
+    (r"\b(?:vllm|vLLM|VLLM_\w+)\b|LLM engine \(v|GPU KV cache size:|# (?:GPU|cuda) blocks:", read_vllm),
     (r"source=(?:server|routes|sched|device|ggml)\.go|\bOLLAMA_\w+|ollama", read_ollama),
     (r"llama_kv_cache|llama_context:|llama_model_loader|llama_new_context_with_model|load_tensors:", read_llama_cpp),
 )
