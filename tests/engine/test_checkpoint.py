@@ -162,6 +162,12 @@ def test_values_beyond_the_asked_dtype(tmp_path: Path) -> None:
         Checkpoint(tmp_path, {}).read([("a.weight", (3, 4))], torch.float16, CPU)
 
 
+def test_weights_that_are_quantised_without_a_word_are_refused_by_name(tmp_path: Path) -> None:
+    save_file({"a.weight": A.to(torch.int8)}, tmp_path / "model.safetensors")
+    with pytest.raises(UnsupportedModel, match=r"model\.safetensors: tensor a\.weight is torch\.int8"):
+        Checkpoint(tmp_path, {}).read([("a.weight", (3, 4))], torch.float32, CPU)
+
+
 def test_quantised_weights_are_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModel, match=r"quantised with awq.*unquantised"):
         Checkpoint(single(tmp_path), {"quantization_config": {"quant_method": "awq", "bits": 4}})

@@ -81,6 +81,17 @@ def test_config_that_lacks_something_is_named() -> None:
         decoder_spec(config, ModelGeometry.from_config(config))
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [{"rms_norm_eps": "a"}, {"rms_norm_eps": None}, {"intermediate_size": None}, {"max_position_embeddings": "x"},
+     {"rope_theta": "x"}],
+)  # fmt: skip
+def test_a_value_of_the_wrong_form_is_refused(changes: dict[str, Any]) -> None:
+    geometry = ModelGeometry.from_config(CONFIG)
+    with pytest.raises(CorruptModel, match=r"config\.json of LlamaForCausalLM holds a value of the wrong form"):
+        decoder_spec(CONFIG | changes, geometry)
+
+
 def test_embedding_models_are_refused() -> None:
     with pytest.raises(UnsupportedModel, match="attend to later ones"):
         spec_of(model_type="gemma3_text", use_bidirectional_attention=True)

@@ -43,6 +43,7 @@ def test_a_whole_folder_is_used_in_place(folder: Path, tmp_path: Path) -> None:
         (lambda f: (f / "config.json").unlink(), ModelNotFound, "has no config.json"),
         (lambda f: (f / "config.json").write_text("{"), CorruptModel, "config.json is not valid JSON"),
         (lambda f: (f / "config.json").write_text("[]"), CorruptModel, "config.json is no JSON object"),
+        (lambda f: (f / "config.json").write_text("[" * 100_000), CorruptModel, "config.json is not valid JSON"),
         (lambda f: (f / "tokenizer.json").unlink(), CorruptModel, "has no tokenizer"),
         (lambda f: (f / "b.safetensors").unlink(), CorruptModel, "lacks 1 of 2 shards: b.safetensors"),
         (lambda f: (f / "model.safetensors.index.json").write_text("{}"), CorruptModel, "has no weight_map"),

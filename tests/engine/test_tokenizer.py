@@ -195,6 +195,22 @@ def test_what_ends_a_sequence(small_tokenizers: dict[str, Path], tokenizer_folde
     assert ends(tokenizer_config={"eos_token": "</s>"}, generation_config={"eos_token_id": 2}) == {2, 3}
 
 
+@pytest.mark.parametrize("eos", ["a", [None], [[1]], {"a": 1}, 1.5])
+def test_an_end_that_is_no_token_id_is_refused(tokenizer_folder: MakeFolder, eos: Any) -> None:
+    folder = tokenizer_folder(plain_bpe(), config={"eos_token_id": eos})
+    with pytest.raises(CorruptModel, match=r"eos_token_id in .*config\.json"):
+        Tokenizer.from_folder(folder)
+
+
+@pytest.mark.parametrize(
+    "config", [{"added_tokens_decoder": [1]}, {"added_tokens_decoder": {"x": {}}}, {"extra_special_tokens": 5}]
+)
+def test_added_tokens_in_a_wrong_form_are_refused(tokenizer_folder: MakeFolder, config: Any) -> None:
+    folder = tokenizer_folder(plain_bpe(), tokenizer_config=config)
+    with pytest.raises(CorruptModel, match=r"tokenizer_config\.json have the wrong form"):
+        Tokenizer.from_folder(folder)
+
+
 def test_tokens_named_by_the_configs_are_added(tokenizer_folder: MakeFolder) -> None:
     listed = {"6": {"content": "<new>", "special": False}, "5": {"content": "<|s|>", "special": True}}
     folder = tokenizer_folder(

@@ -70,7 +70,7 @@ def _weight_files(folder: Path) -> list[Path]:
 def _json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CorruptModel(f"{path} is not valid JSON ({error}). Download it again.") from error
     if not isinstance(content, dict):
         raise CorruptModel(f"{path} is no JSON object. Download it again.")
@@ -94,7 +94,7 @@ def _check_safetensors(path: Path) -> None:
             header = json.loads(file.read(length))
             ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
             promised = 8 + length + max(ends, default=0)
-        except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
             raise CorruptModel(f"{path} has a damaged header. Download it again.") from error
     if promised != size:
         raise CorruptModel(f"{path} has {size:,} bytes where its header needs {promised:,}. Download it again.")

@@ -91,7 +91,13 @@ class Tokenizer:
         tokens = _read_json(folder / "special_tokens_map.json") | {k: v for k, v in config.items() if v is not None}
         backend, digest = _load_backend(folder)
         named = {name: text for name in _NAMED if (text := _content(tokens.get(name)))}
-        additions = _additions(backend, tokens)
+        try:
+            additions = _additions(backend, tokens)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CorruptModel(
+                f"The added tokens in {folder}/tokenizer_config.json have the wrong form ({error!r}): "
+                "download the model again."
+            ) from error
         backend.add_tokens(additions)
         if backend.post_processor is None and config.get("add_bos_token") and "bos_token" in named:
             bos = named["bos_token"]
@@ -251,7 +257,7 @@ def _decoder_kinds(decoder: Any) -> set[str]:
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_bytes()) if path.is_file() else {}
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CorruptModel(f"{path} is not valid JSON ({error}): download the model again.") from error
     if not isinstance(value, dict):
         raise CorruptModel(f"{path} does not hold a JSON object: download the model again.")
@@ -316,5 +322,11 @@ def _eos_ids(folder: Path) -> set[int]:
     """What ends a sequence: generation_config.json's word where it has one, else config.json's."""
     config = _read_json(folder / "config.json")
     sources = (_read_json(folder / "generation_config.json"), config, config.get("text_config") or {})
-    value: int | list[int] = next((s["eos_token_id"] for s in sources if s.get("eos_token_id") is not None), [])
-    return set(value) if isinstance(value, list) else {value}
+    value: Any = next((s["eos_token_id"] for s in sources if s.get("eos_token_id") is not None), [])
+    ids = value if isinstance(value, list) else [value]
+    if not all(type(each) is int for each in ids):
+        raise CorruptModel(
+            f"eos_token_id in {folder}/config.json or generation_config.json is {value!r}; it must be a token id or a "
+            "list of them: download the model again."
+        )
+    return set(ids)

@@ -80,7 +80,13 @@ class Checkpoint:
         for name, shape in parts:
             part = whole[begin : begin + shape[0]]
             with _opened(self._file_of[name]) as file:
-                part.copy_(file.get_tensor(name))
+                tensor = file.get_tensor(name)
+            if not tensor.is_floating_point():
+                raise UnsupportedModel(
+                    f"{self._file_of[name]}: tensor {name} is {tensor.dtype}, quantised in a way config.json does not "
+                    "tell. Take the model's unquantised weights, or a GGUF file"
+                )
+            part.copy_(tensor)
             self._check_finite(name, part)
             begin += shape[0]
         return whole

@@ -85,7 +85,8 @@ def decoder_spec(
 ) -> DecoderSpec | None:
     """The compact decoder's spec of a model, None when it has none. `max_model_len`: see models/rope.py.
 
-    Raises CorruptModel when the config lacks what its family needs, UnsupportedModel for bidirectional attention.
+    Raises CorruptModel when the config lacks what its family needs or has it in a wrong form, UnsupportedModel for
+    bidirectional attention.
     """
     text = config.get("text_config") or config
     family = _FAMILIES.get(geometry.model_type)
@@ -97,13 +98,13 @@ def decoder_spec(
             "not generate. Choose a model made for generation"
         )
     layer = geometry.layers[0]
-    like_llama: dict[str, Any] = {
-        "activation": text.get("hidden_act", "silu"),
-        "norm_eps": float(text.get("rms_norm_eps", 1e-6)),
-        "attention_scale": layer.key_dim**-0.5,
-        "tied_embeddings": bool(text.get("tie_word_embeddings", False)),
-    }
     try:
+        like_llama: dict[str, Any] = {
+            "activation": text.get("hidden_act", "silu"),
+            "norm_eps": float(text.get("rms_norm_eps", 1e-6)),
+            "attention_scale": layer.key_dim**-0.5,
+            "tied_embeddings": bool(text.get("tie_word_embeddings", False)),
+        }
         fields = like_llama | family(text)
         fields["activation"] = _ACTIVATIONS.get(str(fields["activation"]))
         ropes = _ropes(text, geometry, max_model_len)
@@ -125,6 +126,10 @@ def decoder_spec(
         raise CorruptModel(
             f"config.json of {geometry.architecture} lacks {missing.args[0]}; fetch the file again"
         ) from missing
+    except (TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        raise CorruptModel(
+            f"config.json of {geometry.architecture} holds a value of the wrong form ({error}); fetch the file again"
+        ) from error
 
 
 def _ropes(
