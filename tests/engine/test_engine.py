@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import random
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +12,8 @@ import pytest
 
 from anaphora.engine.engine import Engine
 from anaphora.engine.params import SamplingParams
-from anaphora.errors import ConfigError, ContextTooLong, InvalidRequest
+from anaphora.errors import ConfigError, ContextTooLong, CorruptModel, InvalidRequest
+from anaphora.types import RequestId
 from support.engines import GREEDY, generate, make_engine, run_all, tokens_of
 from support.models import tiny_llama
 
@@ -141,6 +144,38 @@ def test_a_concurrent_twin_waits_instead_of_computing_again(folder: Path) -> Non
     assert tokens_of(outputs["a"]) == tokens_of(outputs["b"]) == tokens_of(outputs["c"])
     assert [outputs[name][-1].num_cached_tokens for name in "abc"] == [0, 159, 159]
     assert engine.stats.computed_tokens == 160 + 15 + 2 * 16
+
+
+def test_who_waits_for_a_twin_keeps_the_sequence_that_is_its_due(folder: Path) -> None:
+    engine = make_engine(folder, num_blocks=64, max_num_seqs=2, max_num_batched_tokens=64)
+    for name, prompt in (("first", range(40)), ("twin", range(40)), ("other", range(100, 110))):
+        engine.add(name, list(prompt), GREEDY)
+    engine.step()
+    assert [request.request_id for request in engine.scheduler.running] == ["first"]
+    engine.step()
+    assert [request.request_id for request in engine.scheduler.running] == ["first", "twin"]
+    run_all(engine)
+
+
+def test_who_waits_for_a_twin_keeps_the_blocks_that_are_its_due(folder: Path) -> None:
+    """Of 10 blocks the first takes 5 (70 tokens); its longer twin will share 4 of them and want 3 more."""
+    engine = make_engine(folder, num_blocks=10, max_num_batched_tokens=256, max_model_len=128)
+    for name, prompt in (("first", range(70)), ("twin", range(100)), ("other", range(100, 148))):
+        engine.add(name, list(prompt), GREEDY)
+    engine.step()
+    assert [request.request_id for request in engine.scheduler.running] == ["first"]
+    engine.step()
+    assert [request.request_id for request in engine.scheduler.running] == ["first", "twin"]
+    assert engine.scheduler.requests[RequestId("twin")].num_cached_tokens == 64
+    run_all(engine)
+
+
+def test_a_model_that_computes_nan_is_refused_at_the_start(folder: Path, tmp_path: Path) -> None:
+    broken = Path(shutil.copytree(folder, tmp_path / "broken"))
+    config = json.loads((broken / "config.json").read_text())
+    (broken / "config.json").write_text(json.dumps(config | {"rms_norm_eps": -1.0}))
+    with pytest.raises(CorruptModel, match=r"config\.json does not belong"):
+        make_engine(broken)
 
 
 def test_salts_keep_tenants_apart(folder: Path) -> None:

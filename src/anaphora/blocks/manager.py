@@ -121,10 +121,13 @@ class KVCacheManager:
             if node is not None:
                 self._publisher.drop_if_covered(node)
 
+    def blocks_for(self, num_tokens: int) -> int:
+        """Blocks of a table that covers positions < num_tokens in every group."""
+        return -(-num_tokens // self.block_size) * len(self.windows)
+
     def blocks_needed(self, table: BlockTable, num_tokens: int) -> int:
         """Blocks `reserve` would allocate for the same arguments."""
-        blocks = -(-num_tokens // self.block_size)
-        return max(0, blocks - len(table.groups[0])) * len(table.groups)
+        return max(0, self.blocks_for(num_tokens) - len(table.groups[0]) * len(table.groups))
 
     def reserve(self, table: BlockTable, num_tokens: int) -> None:
         """Cover positions < num_tokens in every group. Raises OutOfBlocks; then nothing changed."""

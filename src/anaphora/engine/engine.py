@@ -20,7 +20,7 @@ from anaphora.engine.sampler import SampleFailure, SampleRow, sample
 from anaphora.engine.scheduler import Scheduler
 from anaphora.engine.stats import EngineStats
 from anaphora.engine.tokenizer import Tokenizer
-from anaphora.errors import ContextTooLong, InvalidRequest, RequestNeverFits
+from anaphora.errors import ContextTooLong, CorruptModel, InvalidRequest, RequestNeverFits
 from anaphora.geometry.layout import CacheLayout
 from anaphora.types import BlockId, RequestId
 
@@ -181,10 +181,15 @@ class Engine:
     def warm_up(self) -> None:
         """Run one token through the model, so that the first request does not pay for first-time set-up.
 
-        Writes to block 0 only, which nothing owns yet.
+        Writes to block 0 only, which nothing owns yet. Raises CorruptModel when no next token comes out.
         """
         tables = tuple((BlockId(0),) for _ in self._layout.groups)
-        self.runner.execute(Batch((BatchRow(RequestId("warm-up"), (0,), 0, tables, sample=True),)))
+        logits = self.runner.execute(Batch((BatchRow(RequestId("warm-up"), (0,), 0, tables, sample=True),)))
+        if not bool(logits.max().isfinite()):  # NaN survives max
+            raise CorruptModel(
+                f"the model in {self.config.model_path} computes NaN or infinity: the weights are whole, so "
+                "config.json does not belong to them (fetch the model again), or --dtype float32 is needed"
+            )
 
     def _sample(self, batch: Batch, logits: Tensor) -> list[RequestOutput]:
         requests = [self.scheduler.requests[row.request_id] for row in batch.rows if row.sample]

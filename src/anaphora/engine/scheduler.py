@@ -111,21 +111,27 @@ class Scheduler:
         return victim.request_id
 
     def _admit(self, rows: dict[RequestId, BatchRow], copies: list[BlockCopy]) -> None:
-        """Let waiting requests in, oldest first, while there are sequences, tokens and blocks for them."""
+        """Let waiting requests in, oldest first, while there are sequences, tokens and blocks for them.
+
+        One that waits for what another is computing is passed over, but keeps its place in the line: the sequence
+        and the blocks it will want are not given to those behind it.
+        """
         budget = self._max_num_batched_tokens - sum(len(row.token_ids) for row in rows.values())
         in_flight: set[BlockHash] | None = None
+        kept_seqs = kept_blocks = 0
         for request in list(self.waiting):
-            if budget == 0 or len(self.running) == self._max_num_seqs:
+            if budget == 0 or len(self.running) + kept_seqs == self._max_num_seqs:
                 break
             if in_flight is None:
                 in_flight = {block for other in self.running for block in self._being_computed(other)}
+            if request.waits_for not in in_flight:
+                match = self._cache.match_prefix(request.tokens, request.chain, len(request.tokens) - 1)
+                request.waits_for = self._next_block(request, match.num_tokens)
             if request.waits_for in in_flight:
+                kept_seqs += 1
+                kept_blocks += self._own_blocks(request, in_flight)
                 continue
-            match = self._cache.match_prefix(request.tokens, request.chain, len(request.tokens) - 1)
-            request.waits_for = self._next_block(request, match.num_tokens)
-            if request.waits_for in in_flight:
-                continue
-            opened = self._open(request, match, budget)
+            opened = self._open(request, match, budget, kept_blocks)
             if opened is None:
                 break
             request.table, new_copies, num_matched = opened
@@ -137,13 +143,13 @@ class Scheduler:
             in_flight.update(self._being_computed(request))
 
     def _open(
-        self, request: Request, match: PrefixMatch, budget: int
+        self, request: Request, match: PrefixMatch, budget: int, kept_blocks: int
     ) -> tuple[BlockTable, list[BlockCopy], int] | None:
         """A table that holds the match and the first chunk, or None when there are too few blocks for the request.
 
         While others run, all its present tokens must fit, so that it is not let in only to be preempted; alone,
         the first chunk is enough, for windows free blocks as it goes. A partial block needs its source and its
-        copy at once: where that is too much, the whole blocks of the match will do.
+        copy at once: where that is too much, the whole blocks of the match will do. `kept_blocks` are spoken for.
         """
         length = len(request.tokens)
         whole = match.num_tokens // self._cache.block_size * self._cache.block_size
@@ -156,7 +162,7 @@ class Scheduler:
                 continue
             chunk = match.num_tokens + min(length - match.num_tokens, budget)
             needed = self._cache.blocks_needed(table, length if self.running else chunk)
-            if needed <= self._cache.num_free + self._cache.num_cached:
+            if needed + kept_blocks <= self._cache.num_free + self._cache.num_cached:
                 self._cache.reserve(table, chunk)
                 return table, copies, match.num_tokens
             self._cache.close(table, request.tokens, request.chain, 0)
@@ -177,6 +183,11 @@ class Scheduler:
         if not self._cache.enable_prefix_caching or request.num_remaining <= 1:
             return []
         return request.chain.hashes[request.num_computed_tokens // self._cache.block_size :]
+
+    def _own_blocks(self, request: Request, in_flight: set[BlockHash]) -> int:
+        """Blocks that a request which waits will want besides those that are being computed, or were."""
+        last = max(i for i, block in enumerate(request.chain.hashes) if block in in_flight)
+        return self._cache.blocks_for(len(request.tokens)) - self._cache.blocks_for((last + 1) * self._cache.block_size)
 
     def _next_block(self, request: Request, num_matched: int) -> BlockHash | None:
         index = num_matched // self._cache.block_size
