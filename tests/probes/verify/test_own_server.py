@@ -51,7 +51,7 @@ def test_caching_works_to_the_token(tiny: Path, block_size: int) -> None:
 
 
 def test_caching_off_does_not_work(tiny: Path) -> None:
-    state = verify_own(tiny, 2000, enable_prefix_caching=False)
+    state = verify_own(tiny, 1500, enable_prefix_caching=False)
     assert state.verdict().answer == "does not", state.verdict()
     assert not state.findings()  # the server says zero, and zero it is
     assert report.exit_code(state) == 1

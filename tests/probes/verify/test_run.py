@@ -96,8 +96,8 @@ LONG = "the rules of the house are many and we say them all again and again " * 
 def test_own_prompts_are_replayed_and_their_misses_explained(tmp_path: Path) -> None:
     path = tmp_path / "prompts.jsonl"
     with path.open("w") as file:
-        for second in (1, 2, 2):
-            system = {"role": "system", "content": f"Time: 2026-11-29 10:15:0{second}. {LONG}"}
+        for tick in (1, 2, 2):
+            system = {"role": "system", "content": f"Time: 2026-11-29 10:15:0{tick}. {LONG}"}
             print(json.dumps({"messages": [system, {"role": "user", "content": "What is allowed?"}]}), file=file)
     with serving(Fake(granularity=16)) as url:
         state = replayed(url, path)
