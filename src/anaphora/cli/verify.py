@@ -51,6 +51,8 @@ def verify(
 ) -> None:
     """Verify prefix caching of the OpenAI-compatible server at URL, with statistics.
 
+    Sends some 20 to 100 chats of --prefix-tokens tokens, each answered by one token, and times the first one of each.
+
     Exit code 0: it works; 1: it does not, or only sometimes; 3: it cannot be told, or the server failed.
     """
     import secrets

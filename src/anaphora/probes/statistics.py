@@ -72,11 +72,6 @@ def median_interval(values: Sequence[float], *, seed: int, level: float = 0.95) 
     return bootstrap([values], median, seed=seed, level=level)
 
 
-def median_ratio(above: Sequence[float], below: Sequence[float], *, seed: int, level: float = 0.95) -> Interval:
-    """Bootstrap interval of median(above) / median(below). The values must be positive."""
-    return bootstrap([above, below], lambda a, b: median(a) / median(b), seed=seed, level=level)
-
-
 @dataclass(frozen=True, slots=True)
 class TwoModes:
     """A split of values into a low and a high group."""

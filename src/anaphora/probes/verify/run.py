@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 from anaphora.errors import EndpointRefused, ProbeError
 from anaphora.probes.client import ProbeClient
@@ -15,7 +16,7 @@ from anaphora.probes.verify.granularity import Granularity, find_granularity
 from anaphora.probes.verify.memory import Memory, MemoryStory, memory_of, server_pids
 from anaphora.probes.verify.prompts import PromptMaker, Scale, measure_scale, prompt
 from anaphora.probes.verify.trials import BATCH_ROUNDS, Experiment, Trial
-from anaphora.probes.verify.verdict import CHECK_AFTER, Verdict, judge, whole_rounds
+from anaphora.probes.verify.verdict import CHECK_AFTER, Round, Verdict, judge, whole_rounds
 
 Progress = Callable[[str, int, int | None], None]
 
@@ -26,6 +27,12 @@ _FEWEST_PARTLY = 10
 _FEWEST_FAST = 3
 _FAST = 1.4
 """A request that is so many times faster than the median cold one reused something."""
+
+
+@lru_cache(maxsize=4)
+def _judge(rounds: tuple[Round, ...], seed: int) -> Verdict:
+    """`judge`, whose resampling takes a while and is asked for by every part of a report."""
+    return judge(rounds, seed=seed)
 
 
 @dataclass(slots=True)
@@ -55,7 +62,7 @@ class Verification:
 
         Warm requests that were slow although the server says it reused their prefix were hiccups, not misses.
         """
-        found = judge(whole_rounds(self.trials), seed=self.seed)
+        found = _judge(tuple(whole_rounds(self.trials)), self.seed)
         if found.answer == "partly" and _only_hiccups(self.trials, self.real_prefix_tokens):
             reason = f"{found.reason} The server reused the prefix of those too: something else delayed them."
             return replace(found, answer="works", reason=reason)
