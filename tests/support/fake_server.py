@@ -11,7 +11,7 @@ import random
 import re
 import threading
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -53,6 +53,14 @@ class Fake:
     """Tokens that the chat template puts in front."""
     max_prompt: int | None = None
     """Longer prompts are cut at their head, silently."""
+    max_num_seqs: int | None = None
+    """Requests that run at once; the others wait, first come first served."""
+    kv_tokens: int | None = None
+    """KV memory: a request waits until its prompt and output fit."""
+    crowding: float = 0.0
+    """Share by which each further running request slows every token down; 1 is a processor that is shared."""
+    refuse_above: int | None = None
+    """429 for requests beyond so many in the house."""
     api_key: str | None = None
     models: tuple[str, ...] = ("fake",)
     seed: int = 0
@@ -67,6 +75,33 @@ class Fake:
         self.rng = random.Random(self.seed)
         self.caches = [[] for _ in range(self.replicas)]
         self.turn = 0
+
+        self.running = self.waiting = 0
+        self.used_tokens = 0
+        self.left = asyncio.Condition()
+
+    @asynccontextmanager
+    async def place(self, tokens: int) -> AsyncIterator[None]:
+        """A place in the batch and in the KV memory."""
+        self.waiting += 1
+        try:
+            async with self.left:
+                await self.left.wait_for(lambda: self._room(tokens))
+                self.running += 1
+                self.used_tokens += tokens
+        finally:
+            self.waiting -= 1
+        try:
+            yield
+        finally:
+            self.running -= 1
+            self.used_tokens -= tokens
+            async with self.left:
+                self.left.notify_all()
+
+    def _room(self, tokens: int) -> bool:
+        free = self.max_num_seqs is None or self.running < self.max_num_seqs
+        return free and (self.kv_tokens is None or self.used_tokens + tokens <= self.kv_tokens)
 
     def words(self, messages: list[dict[str, Any]]) -> Words:
         text = "".join(f"\n<{m['role']}> {m['content']}" for m in messages)
@@ -105,6 +140,8 @@ def make_app(fake: Fake) -> Starlette:
         if "model" not in body:
             return JSONResponse({"error": {"message": "model: field required", "code": "invalid_request"}}, 400)
         fake.requests.append(body)
+        if fake.refuse_above is not None and fake.running + fake.waiting >= fake.refuse_above:
+            return JSONResponse({"error": {"message": "Too many requests"}}, 429)
         if body["model"] not in fake.models:
             return JSONResponse({"error": {"message": "no such model", "code": "model_not_found"}}, 404)
         prompt = fake.words(body["messages"])
@@ -116,12 +153,13 @@ def make_app(fake: Fake) -> Starlette:
         tokens = int(body.get("max_tokens") or 16)
         usage = _usage(fake, len(prompt), tokens, reused)
         if not body.get("stream"):
-            await asyncio.sleep(wait + tokens * fake.decode_seconds)
+            async with fake.place(len(prompt) + tokens):
+                await asyncio.sleep(wait + tokens * fake.decode_seconds)
             message = {"role": "assistant", "content": "word " * tokens}
             choice = {"index": 0, "message": message, "finish_reason": "length"}
             head = {"id": "chatcmpl-1", "object": "chat.completion", "created": 1, "model": body["model"]}
             return JSONResponse({**head, "choices": [choice], **usage})
-        events = _events(fake, wait, tokens, usage)
+        events = _events(fake, wait, len(prompt), tokens, usage)
         if fake.buffered:
             whole = b"".join([event async for event in events])
             return Response(whole, media_type="text/event-stream")
@@ -133,8 +171,11 @@ def make_app(fake: Fake) -> Starlette:
         lines = [
             f'vllm:prefix_cache_queries_total{{engine="0"}} {fake.queries}',
             f'vllm:prefix_cache_hits_total{{engine="0"}} {fake.hits}',
-            'vllm:num_requests_running{engine="0"} 0',
+            f'vllm:num_requests_running{{engine="0"}} {fake.running}',
+            f'vllm:num_requests_waiting{{engine="0"}} {fake.waiting}',
         ]
+        if fake.kv_tokens is not None:
+            lines.append(f'vllm:kv_cache_usage_perc{{engine="0"}} {fake.used_tokens / fake.kv_tokens}')
         return PlainTextResponse("\n".join(lines) + "\n")
 
     async def models(_: Request) -> Response:
@@ -167,19 +208,23 @@ def _usage(fake: Fake, prompt: int, tokens: int, reused: int) -> dict[str, Any]:
     return {"usage": {"prompt_tokens": prompt, "completion_tokens": tokens, **details}}
 
 
-async def _events(fake: Fake, wait: float, tokens: int, usage: dict[str, Any]) -> AsyncIterator[bytes]:
+async def _events(fake: Fake, wait: float, prompt: int, tokens: int, usage: dict[str, Any]) -> AsyncIterator[bytes]:
     def event(**chunk: Any) -> bytes:
         return f"data: {json.dumps({'object': 'chat.completion.chunk', **chunk})}\n\n".encode()
 
-    await asyncio.sleep(wait)
-    yield event(choices=[{"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}])
-    for _ in range(tokens):
-        yield event(choices=[{"index": 0, "delta": {"content": "word "}, "finish_reason": None}])
-        await asyncio.sleep(fake.decode_seconds)
-    yield event(choices=[{"index": 0, "delta": {}, "finish_reason": "length"}])
-    if usage:
-        yield event(choices=[], **usage)
-    yield b"data: [DONE]\n\n"
+    def crowded(seconds: float) -> float:
+        return seconds * (1 + fake.crowding * max(0, fake.running - 1))
+
+    async with fake.place(prompt + tokens):
+        await asyncio.sleep(crowded(wait))
+        yield event(choices=[{"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}])
+        for _ in range(tokens):
+            yield event(choices=[{"index": 0, "delta": {"content": "word "}, "finish_reason": None}])
+            await asyncio.sleep(crowded(fake.decode_seconds))
+        yield event(choices=[{"index": 0, "delta": {}, "finish_reason": "length"}])
+        if usage:
+            yield event(choices=[], **usage)
+        yield b"data: [DONE]\n\n"
 
 
 class _Server(uvicorn.Server):

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import heapq
 import random
-from collections.abc import Iterator
-
-from anaphora.probes.knee import StepTimes
 
 
 def closed_mmc(concurrency: int, servers: int, rng: random.Random, *, requests: int = 200) -> list[float]:
-    """TTFTs of `concurrency` clients that ask again at once, FIFO queue, exponential service of mean 1. Knee: servers."""
+    """TTFTs of `concurrency` clients that ask again at once; FIFO, exponential service of mean 1. Knee: servers."""
     free = [0.0] * servers
     asks = [rng.random() * 0.1 for _ in range(concurrency)]
     heapq.heapify(asks)
@@ -71,14 +68,3 @@ def batch_limited(
 
 def prefill(rng: random.Random) -> float:
     return 0.05 * rng.lognormvariate(0, 0.15)
-
-
-def doubling(until: int) -> Iterator[int]:
-    load = 1
-    while load <= until:
-        yield load
-        load *= 2
-
-
-def times(load: float, found: list[float]) -> StepTimes:
-    return StepTimes(load, found)

@@ -167,5 +167,5 @@ def _print(endpoint: Endpoint, state: Sweep, interrupted: bool) -> None:
         console.print(f"- {endpoint.redact(fact)}")
     if state.steps:
         console.print()
-        columns, rows = report.columns_and_rows(state)
-        print_table(columns, rows, report.caption(state))
+        print_table(*report.times_table(state), "")
+        print_table(*report.rates_table(state), report.caption(state))

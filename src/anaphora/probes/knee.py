@@ -70,7 +70,7 @@ class _Fit:
     rise: float
 
 
-def find_knee(steps: Sequence[StepTimes], *, seed: int = 0) -> Knee | None:
+def find_knee(steps: Sequence[StepTimes], *, seed: int = 0, resamples: int = RESAMPLES) -> Knee | None:
     """The knee, or None where TTFT never turns steep. Needs four steps, three requests in each; fewer are None."""
     steps = sorted((step for step in steps if len(step.ttfts) >= 3), key=lambda step: step.load)
     if len(steps) < 4:
@@ -78,7 +78,7 @@ def find_knee(steps: Sequence[StepTimes], *, seed: int = 0) -> Knee | None:
     xs = [step.load for step in steps]
     rng = random.Random(seed)
     whole = [median(step.ttfts) for step in steps]
-    resampled = [[median(_resampled(step.ttfts, rng)) for step in steps] for _ in range(RESAMPLES)]
+    resampled = [[median(_resampled(step.ttfts, rng)) for step in steps] for _ in range(resamples)]
     variances = [_variance([math.log(row[i]) for row in resampled]) + MISFIT**2 for i in range(len(xs))]
     candidates = [_Lines(xs, whole, variances, knee) for knee in (*_places(xs), xs[-1])]
     best = _best(candidates, whole)
@@ -86,7 +86,7 @@ def find_knee(steps: Sequence[StepTimes], *, seed: int = 0) -> Knee | None:
         return None
     found = [fit.knee for row in resampled if (fit := _best(candidates, row)) is not None]
     at = Counter(_step(xs, knee) for knee in found)
-    shares = {x: at[x] / RESAMPLES for x in xs if at[x]}
+    shares = {x: at[x] / resamples for x in xs if at[x]}
     step = _step(xs, best.knee)
     low, high = (quantile(found, q) for q in (0.05, 0.95)) if found else (best.knee, best.knee)
     return Knee(
@@ -95,7 +95,7 @@ def find_knee(steps: Sequence[StepTimes], *, seed: int = 0) -> Knee | None:
         max(high, best.knee),
         step,
         shares,
-        1 - len(found) / RESAMPLES,
+        1 - len(found) / resamples,
         best.rise,
         _sureness(xs, shares, step),
     )

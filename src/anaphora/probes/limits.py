@@ -9,9 +9,11 @@ from typing import Literal
 
 from anaphora.probes.figures import StepResult
 from anaphora.probes.knee import Knee, Sureness
+from anaphora.probes.statistics import median
+from anaphora.probes.step import ERRORS_ALLOWED
 
 LimitKind = Literal[
-    "rate limit", "client", "KV full", "batch limit", "compute bound", "queue", "not reached", "unknown"
+    "rate limit", "client", "KV full", "batch limit", "errors", "compute bound", "queue", "not reached", "unknown"
 ]
 
 BUSY = 0.9
@@ -49,9 +51,11 @@ class Limit:
 
 @dataclass(frozen=True, slots=True)
 class _Case:
-    """The steps in order of load, and those that lie past the knee; without a knee only the highest."""
+    """The steps with answers in order of load, and those past the knee; without a knee only the highest."""
 
     steps: Sequence[StepResult]
+    failed: Sequence[StepResult]
+    """Steps in which too many requests failed."""
     past: Sequence[StepResult]
     before: StepResult
     knee: Knee | None
@@ -89,9 +93,11 @@ class _Case:
 def find_limit(steps: Sequence[StepResult], knee: Knee | None, *, engine: str = "unknown") -> Limit:
     """`steps` in any order, at least one. `engine`: a name of `engines.TITLES`, for the advice."""
     steps = sorted(steps, key=lambda step: step.level)
-    past = [step for step in steps if knee is not None and step.level > knee.step] or steps[-1:]
-    before = next((s for s in reversed(steps) if knee is not None and s.level <= knee.step), steps[0])
-    case = _Case(steps, past, before, knee, engine)
+    failed = [step for step in steps if step.error_share > ERRORS_ALLOWED]
+    sound = [step for step in steps if step not in failed] or steps
+    past = [step for step in sound if knee is not None and step.level > knee.step] or sound[-1:]
+    before = next((s for s in reversed(sound) if knee is not None and s.level <= knee.step), sound[0])
+    case = _Case(sound, failed, past, before, knee, engine)
     for rule in _RULES:
         found = rule(case)
         if found is not None:
@@ -100,8 +106,8 @@ def find_limit(steps: Sequence[StepResult], knee: Knee | None, *, engine: str = 
 
 
 def _rate_limit(case: _Case) -> Limit | None:
-    refused = max(s.errors.get("http_429", 0) / max(1, s.requests) for s in case.past)
-    if refused < 0.05:
+    refused = max((s.errors.get("http_429", 0) / s.requests for s in case.failed), default=0.0)
+    if refused <= ERRORS_ALLOWED:
         return None
     return Limit(
         "rate limit",
@@ -182,7 +188,7 @@ def _compute(case: _Case) -> Limit | None:
     if grew:
         evidence.append(f"the batch grew from {running[0]:,.0f} to {running[1]:,.0f} requests without giving more")
     if slower is not None and slower >= 1.25:
-        evidence.append(f"the gap between two tokens grew {slower:.1f} times past the knee")
+        evidence.append(f"the gap between two tokens is {slower:.1f} times that at load {case.before.level:g}")
     if usage is not None:
         evidence.append(f"KV memory was only {usage:.0%} full")
     return Limit(
@@ -206,7 +212,7 @@ def _queue(case: _Case) -> Limit | None:
     if waited:
         evidence.append(f"up to {waited:,.0f} requests waited for their turn")
     if grown is not None and steady is not None:
-        evidence.append(f"past the knee TTFT grew {grown:.1f} times, the gap between tokens {steady:.1f} times")
+        evidence.append(f"past the knee TTFT is {grown:.1f} times as long, the gap between tokens {steady:.1f} times")
     places = _served_at_once(top)
     if silent and places:
         evidence.append(f"by throughput and time about {places:.0f} requests are served at once")
@@ -217,6 +223,20 @@ def _queue(case: _Case) -> Limit | None:
         tuple(evidence),
         f"Its metrics would tell a batch limit from full KV memory; try a higher "
         f"{_PLACES.get(case.engine, 'limit of running requests')} first.",
+    )
+
+
+def _errors(case: _Case) -> Limit | None:
+    if not case.failed:
+        return None
+    first = case.failed[0]
+    kinds = ", ".join(f"{count} {kind}" for kind, count in first.errors.items())
+    return Limit(
+        "errors",
+        "certain",
+        f"The server fails before it is slow: {first.error_share:.0%} of the requests at load {first.level:g}.",
+        (f"of {first.requests} requests there: {kinds}", *([first.error_example] if first.error_example else [])),
+        "Its log has the reason; `anaphora doctor URL` looks at the way there.",
     )
 
 
@@ -234,9 +254,10 @@ def _unreached(case: _Case) -> Limit:
 
 
 def _ratio(case: _Case, of: Callable[[StepResult], float | None]) -> float | None:
-    """At the highest load over at the knee."""
-    a, b = of(case.before), of(case.top)
-    return b / a if a and b else None
+    """Median of the steps past the knee over that at the knee."""
+    base = of(case.before)
+    past = [value for step in case.past if (value := of(step)) is not None]
+    return median(past) / base if past and base else None
 
 
 def _served_at_once(step: StepResult) -> float | None:
@@ -246,7 +267,7 @@ def _served_at_once(step: StepResult) -> float | None:
     return step.requests_per_second * (step.e2e.mean - step.ttft.mean)
 
 
-_RULES = (_rate_limit, _client, _kv_full, _batch_limit, _compute, _queue)
+_RULES = (_rate_limit, _client, _kv_full, _batch_limit, _errors, _compute, _queue)
 
 
 def past_the_knee(steps: Sequence[StepResult]) -> bool:

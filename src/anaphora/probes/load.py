@@ -11,7 +11,7 @@ import asyncio
 import json
 import random
 import time
-from collections.abc import Coroutine, Iterator, Mapping
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 from urllib.parse import urlsplit
@@ -208,19 +208,22 @@ async def _one(send: Sender, outcome: Outcome, recorder: Recorder) -> None:
 
 
 async def _until_stopped(loads: list[Coroutine[Any, Any, None]], recorder: Recorder) -> None:
+    """Run them until the recorder stops or all have ended. Raises what one of them raises."""
     tasks = [asyncio.create_task(load) for load in loads]
     stop = asyncio.create_task(recorder.stop.wait())
-    everything: asyncio.Future[Any] = asyncio.gather(*tasks)
+    ended = asyncio.create_task(asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION))
     try:
-        await asyncio.wait([everything, stop], return_when=asyncio.FIRST_COMPLETED)
-        if everything.done():
-            everything.result()
+        await asyncio.wait([ended, stop], return_when=asyncio.FIRST_COMPLETED)
+        for task in tasks:
+            if task.done():
+                task.result()
     finally:
         stop.cancel()
+        ended.cancel()
         await _cancel(tasks)
 
 
-async def _cancel(tasks: list[asyncio.Task[None]]) -> None:
+async def _cancel(tasks: Sequence[asyncio.Task[Any]]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

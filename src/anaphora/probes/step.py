@@ -194,7 +194,8 @@ class StepRecorder:
     def _close(self, why: Ended) -> None:
         if self.window[1] == math.inf:
             now = time.perf_counter()
-            self.window = (min(self.window[0], now), now)
+            # failures and interruptions within the warm-up count all the same
+            self.window = (min(self.window[0], now if why == "time" else self.began), now)
             self.ended = why
         elif why in ("errors", "flooded", "interrupted"):
             self.ended = why

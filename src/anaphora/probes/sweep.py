@@ -90,8 +90,7 @@ class Sweep:
         return find_knee([StepTimes(step.level, step.ttfts) for step in self.steps], seed=self.seed)
 
     def limit(self, knee: Knee | None) -> Limit | None:
-        answered = [step for step in self.steps if step.ttft is not None]
-        return find_limit(answered, knee, engine=self.engine.name) if answered else None
+        return find_limit(self.steps, knee, engine=self.engine.name) if self.steps else None
 
     def comparison(self, knee: Knee | None, limit: Limit | None) -> Comparison | None:
         return compare(self.plan, self.steps, knee, limit) if self.plan and limit else None
@@ -161,7 +160,7 @@ class _Run:
         try:
             if kind == "concurrency":
                 await closed_loop(self._send, self._jobs, round(level), recorder, spread=self._spread())
-            elif await open_loop(self._send, self._jobs, level, recorder, seed=state.seed, most=MOST_IN_FLIGHT):
+            elif await open_loop(self._send, self._jobs, level, recorder, seed=self._seed(level), most=MOST_IN_FLIGHT):
                 recorder.end("flooded")
         except BaseException:
             recorder.end("interrupted")
@@ -188,6 +187,9 @@ class _Run:
             measured = len(recorder.measured)
             self._progress(f"{name}: measuring" if measured else f"{name}: warming up", measured, None)
             await asyncio.sleep(0.25)
+
+    def _seed(self, level: float) -> int:
+        return self._state.seed + round(1000 * level)
 
     def _spread(self) -> float:
         last = max(self._state.steps, key=lambda step: step.level, default=None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from anaphora.probes.endpoint import Endpoint
@@ -23,7 +24,9 @@ def headline(state: Sweep, knee: Knee | None, limit: Limit | None) -> str:
     if limit is None:
         return "Nothing was measured."
     if knee is None:
-        return f"No knee was found: TTFT does not turn steep in these loads. {limit.text}"
+        grows = limit.kind == "compute bound"
+        why = "TTFT grows with the load from the first step on" if grows else "TTFT does not turn steep in these loads"
+        return f"No knee was found: {why}. {limit.text}"
     at = next(step for step in state.steps if step.level == knee.step)
     times = f"TTFT p50 {_ms(at.ttft)} ms, {at.output_tokens_per_second:,.0f} output tokens/s" if at.ttft else ""
     unit = "requests at once" if state.loads.kind == "concurrency" else "requests per second"
@@ -39,6 +42,12 @@ def facts(state: Sweep, knee: Knee | None, limit: Limit | None) -> list[str]:
     comparison = state.comparison(knee, limit)
     if comparison is not None:
         found.append(comparison.text)
+    most = max((step.output_tokens_per_second for step in state.steps), default=0.0)
+    if most:
+        step = next(step for step in state.steps if step.output_tokens_per_second >= 0.9 * most)
+        found.append(
+            f"Nine tenths of the highest throughput ({most:,.0f} tokens/s): at {said_load(step.kind, step.level)}."
+        )
     if state.slo is not None:
         best = state.best()
         found.append(
@@ -84,10 +93,11 @@ def _cautions(state: Sweep) -> list[str]:
     return found
 
 
-COLUMNS = (
-    ">load", ">n", ">TTFT p50", ">p90", ">p99", ">ITL p50", ">p99", ">TPOT p50", ">E2E p50", ">p99",
-    ">out tok/s", ">total tok/s", ">req/s",
+TIMES = (
+    ">load", ">n", ">TTFT p50", ">p90", ">p99", ">ITL p50", ">p90", ">p99", ">TPOT p50", ">p90", ">p99",
+    ">E2E p50", ">p90", ">p99",
 )  # fmt: skip
+RATES = (">load", ">out tok/s", ">total tok/s", ">req/s")
 OPTIONAL: dict[str, Any] = {
     ">goodput": lambda step: None if step.goodput is None else f"{short(step.goodput)} ({step.slo_share:.0%})",
     ">cached": lambda step: _share(step.cached_share if step.cached_share is not None else step.engine.hit_share),
@@ -101,10 +111,15 @@ OPTIONAL: dict[str, Any] = {
 """Columns that are shown where any step has something to say."""
 
 
-def columns_and_rows(state: Sweep) -> tuple[list[str], list[list[str]]]:
-    """The table of steps. Latencies are milliseconds."""
-    rows = [_row(step) for step in state.steps]
-    columns = list(COLUMNS)
+def times_table(state: Sweep) -> tuple[Sequence[str], list[list[str]]]:
+    """Latencies in milliseconds: columns and rows."""
+    return TIMES, [_times(step) for step in state.steps]
+
+
+def rates_table(state: Sweep) -> tuple[Sequence[str], list[list[str]]]:
+    """Throughput and what the engine said: columns and rows."""
+    rows = [_rates(step) for step in state.steps]
+    columns = list(RATES)
     for name, tell in OPTIONAL.items():
         cells = [tell(step) for step in state.steps]
         if any(cell is not None for cell in cells):
@@ -151,12 +166,11 @@ def html_page(state: Sweep, endpoint: Endpoint) -> str:
     knee = state.knee()
     limit = state.limit(knee)
     tone: Tone = "unsure" if knee is None or knee.sure == "guess" else "good"
-    columns, rows = columns_and_rows(state)
     sections = (
         Section("What limits it", [bullets(facts(state, knee, limit))]),
         Section("Load", _plots(state, knee)),
         Section("Latency of each step", _distributions(state)),
-        Section("Figures", [table(columns, rows), paragraph(caption(state))]),
+        Section("Figures", [table(*times_table(state)), table(*rates_table(state)), paragraph(caption(state))]),
         Section("How the knee was found", [paragraph(_method(knee))]),
     )
     words = headline(state, knee, limit)
@@ -233,22 +247,18 @@ def _method(knee: Knee | None) -> str:
     )
 
 
-def _row(step: StepResult) -> list[str]:
+def _times(step: StepResult) -> list[str]:
+    measured = (step.ttft, step.itl, step.tpot, step.e2e)
     return [
         f"{step.level:g}",
         f"{step.requests}",
-        _ms(step.ttft),
-        _ms(step.ttft, "p90"),
-        _ms(step.ttft, "p99"),
-        _ms(step.itl),
-        _ms(step.itl, "p99"),
-        _ms(step.tpot),
-        _ms(step.e2e),
-        _ms(step.e2e, "p99"),
-        f"{step.output_tokens_per_second:,.0f}",
-        f"{step.total_tokens_per_second:,.0f}",
-        short(step.requests_per_second),
+        *(_ms(value, which) for value in measured for which in ("p50", "p90", "p99")),
     ]
+
+
+def _rates(step: StepResult) -> list[str]:
+    output, everything = step.output_tokens_per_second, step.total_tokens_per_second
+    return [f"{step.level:g}", f"{output:,.0f}", f"{everything:,.0f}", short(step.requests_per_second)]
 
 
 def _ms(value: Quantiles | None, which: str = "p50") -> str:
