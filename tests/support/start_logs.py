@@ -1,4 +1,4 @@
-"""Start-up logs in tests/data/start_logs: excerpts in the formats the engines' sources print, with plausible figures."""
+"""Start-up logs in tests/data/start_logs: excerpts in the formats that engines print."""
 
 from __future__ import annotations
 

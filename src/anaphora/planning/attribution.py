@@ -21,6 +21,8 @@ Move = Callable[[str, str, str, int, bool | None, str | None], None]
 """(cause, predicted, reported, effect on the bytes for KV, within, corrects): a step on the way to the real bytes."""
 _CONCURRENCY_TIMES_LENGTH = (0, 21)
 """Since then vLLM prints concurrency x max_model_len; before, the tokens of one group's blocks."""
+_LARGE = 1 << 44
+"""Bytes in which whole blocks no longer matter."""
 _ADVICE = {
     "weights": "give the model's folder (its headers hold the exact bytes) or --quantization",
     "activations": "set --max-num-batched-tokens and --max-num-seqs as the engine runs",
@@ -140,8 +142,9 @@ def _reported_bytes(aligned: Answer, report: EngineReport) -> int:
             return exact
     if report.available_bytes is not None:
         return report.available_bytes
-    if report.tokens is not None and capacity.tokens:
-        return report.tokens * capacity.available_bytes // max(1, _printed(capacity, report))
+    if report.tokens is not None:
+        large = tokens_at(aligned.question, _LARGE, report)
+        return report.tokens * _LARGE // max(1, large)
     raise ConfigError(
         f"{report.source} says neither bytes, blocks nor tokens of the cache; give the whole start-up log"
     )
@@ -156,7 +159,7 @@ def _settings(predicted: Answer, steps: list[Step], report: EngineReport) -> tup
         now = _predicted_tokens(moved, report)
         effect = moved.budget.available.likely - earlier.budget.available.likely
         if effect or now != tokens:
-            corrects = f"plan with {step.option} {step.real}" if step.option else None
+            corrects = f"plan with {step.option} {step.real.replace(',', '')}" if step.option else None
             cause = f"setting {step.name}"
             found.append(Difference(cause, step.planned, step.real, effect, now - tokens, None, corrects))
         earlier, tokens = moved, now

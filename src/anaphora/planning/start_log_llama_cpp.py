@@ -49,6 +49,11 @@ def read_llama_cpp(text: str, source: str, engine: str = "llama.cpp") -> EngineR
     remarks = []
     if offloaded and offloaded[1] != offloaded[2]:
         remarks.append(f"only {offloaded[1]} of {offloaded[2]} layers are on the GPU; the buffers are those of all")
+    if caches and int(caches[0][2]) > int(caches[0][3]):
+        remarks.append(
+            f"one unified cache (-kvu) serves {caches[0][2]} slots; the plan counts a slot a request, and sliding "
+            "layers keep more cells in a unified one"
+        )
     return EngineReport(
         engine=engine,
         source=source,
