@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable, Sequence
 
 import pytest
+
 from anaphora.probes.knee import Knee, StepTimes, find_knee
 from support import queues
 

@@ -11,7 +11,7 @@ import asyncio
 import json
 import random
 import time
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 from urllib.parse import urlsplit
@@ -22,7 +22,7 @@ from anaphora.errors import ProbeError
 from anaphora.probes.answers import check_status, from_transport
 from anaphora.probes.client import ProbeClient
 from anaphora.probes.stream import EventReader, StreamResult, read_whole
-from anaphora.probes.wire import Connection, Exchange, Stale
+from anaphora.probes.wire import Connection, Cut, Exchange, Stale
 from anaphora.probes.workload import Job
 
 _PIECES_AT_ONCE = 16
@@ -42,6 +42,10 @@ class Outcome:
     ended: float | None = None
     result: StreamResult | None = None
     error: ProbeError | None = None
+
+
+Send = Callable[[Job], Awaitable[StreamResult]]
+"""Raises ProbeError."""
 
 
 class Recorder(Protocol):
@@ -102,8 +106,7 @@ class Sender:
         try:
             exchange, connect_seconds = await self._exchange(request)
         except httpx.HTTPError as error:
-            streaming = isinstance(error, httpx.RemoteProtocolError) and "complete" in str(error)
-            raise from_transport(error, self._endpoint, streaming=streaming) from error
+            raise from_transport(error, self._endpoint, streaming=isinstance(error, Cut)) from error
         return await self._read(exchange, connect_seconds)
 
     async def _exchange(self, request: bytes) -> tuple[Exchange, float]:
@@ -149,7 +152,7 @@ class Sender:
 
 
 async def closed_loop(
-    send: Sender, jobs: Iterator[Job], concurrency: int, recorder: Recorder, *, spread: float = 0.0
+    send: Send, jobs: Iterator[Job], concurrency: int, recorder: Recorder, *, spread: float = 0.0
 ) -> None:
     """Keep `concurrency` requests in flight until the recorder stops or the jobs end.
 
@@ -165,9 +168,7 @@ async def closed_loop(
     await _until_stopped([client(number) for number in range(concurrency)], recorder)
 
 
-async def open_loop(
-    send: Sender, jobs: Iterator[Job], rate: float, recorder: Recorder, *, seed: int, most: int
-) -> bool:
+async def open_loop(send: Send, jobs: Iterator[Job], rate: float, recorder: Recorder, *, seed: int, most: int) -> bool:
     """Poisson arrivals at `rate` requests per second. True when `most` were in flight at once, which ends the load."""
     rng = random.Random(seed)
     flights: set[asyncio.Task[None]] = set()
@@ -196,7 +197,7 @@ async def open_loop(
     return flooded
 
 
-async def _one(send: Sender, outcome: Outcome, recorder: Recorder) -> None:
+async def _one(send: Send, outcome: Outcome, recorder: Recorder) -> None:
     recorder.sent(outcome)
     try:
         outcome.result = await send(outcome.job)

@@ -175,7 +175,7 @@ class _Run:
                 state.steps = sorted([*state.steps, result], key=lambda step: step.level)
         if result.ttft is None and len(state.steps) <= 1:
             raise next((o.error for o in recorder.outcomes if o.error is not None), None) or ProbeError(
-                "No request was answered before the time was over; give more --max-seconds or shorter requests.",
+                "No request was answered within a step's time; give more --step-seconds, or ask for fewer tokens.",
                 kind="no_answers",
             )
         self._progress(said(result), result.requests, None)

@@ -40,6 +40,10 @@ class Stale(Exception):
     """The server had closed an idle connection; nothing of the answer came, the request may go out again."""
 
 
+class Cut(httpx.RemoteProtocolError):
+    """The body ended early, or its framing is broken: the head had come already."""
+
+
 class Connection(asyncio.Protocol):
     """Made by `Connection.open`. `usable` says whether another request may follow."""
 
@@ -113,7 +117,7 @@ class Connection(asyncio.Protocol):
                 if self._framing.done:
                     self._finish(at)
         except ValueError as error:
-            self._fail(httpx.RemoteProtocolError(str(error)))
+            self._fail((Cut if exchange.status else httpx.RemoteProtocolError)(str(error)))
 
     def connection_lost(self, error: Exception | None) -> None:
         self._closed, self.usable = True, False
@@ -123,7 +127,7 @@ class Connection(asyncio.Protocol):
         if exchange.status and isinstance(self._framing, _Counted) and self._framing.left is None:
             self._finish(time.perf_counter())
         elif exchange.status:
-            self._fail(httpx.RemoteProtocolError("the connection closed before the answer was complete"))
+            self._fail(Cut("the connection closed before the answer was complete"))
         elif self._used and not self._head:
             self._fail(Stale())
         else:
