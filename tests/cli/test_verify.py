@@ -92,7 +92,9 @@ def test_own_prompts(tmp_path: Path) -> None:
 def test_ctrl_c_reports_what_was_measured() -> None:
     fake = Fake(seconds_per_token=1e-4)
     with serving(fake) as url:
-        command = [sys.executable, "-m", "anaphora", "verify", url, "--prefix-tokens", "1000", "--json"]
+        # a process started in the background of a shell is born ignoring SIGINT
+        code = "import signal; signal.signal(2, signal.default_int_handler); from anaphora.cli.main import main; main()"
+        command = [sys.executable, "-c", code, "verify", url, "--prefix-tokens", "1000", "--json"]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
             end = time.monotonic() + 60
             while len(fake.requests) < 8:

@@ -6,7 +6,8 @@ import pytest
 
 from anaphora.probes.counters import Counters
 from anaphora.probes.engines import Engine
-from anaphora.probes.verify.crosscheck import cross_check
+from anaphora.probes.statistics import Interval
+from anaphora.probes.verify.crosscheck import cross_check, settle
 from anaphora.probes.verify.trials import Kind, Trial
 from anaphora.probes.verify.verdict import Answer, Verdict
 
@@ -57,6 +58,28 @@ def test_the_liar_is_named(answer: Answer, told: Told, counted: Told, codes: lis
     assert [finding.code for finding in check.findings] == codes
     assert check.trusted == trusted
     assert all(finding.what and finding.fix for finding in check.findings)
+
+
+OPEN = Interval(1.05, 0.9, 1.3, 0.99)
+
+
+@pytest.mark.parametrize(
+    ("told", "counted", "answer"),
+    [
+        (ZERO, ZERO, "does not"),
+        (HONEST, HONEST, "works"),
+        (HONEST, ZERO, "cannot tell"),
+        (HONEST, NOTHING, "cannot tell"),
+        (ALL, ALL, "cannot tell"),
+    ],
+)
+def test_the_servers_word_settles_what_the_clock_leaves_open(told: Told, counted: Told, answer: str) -> None:
+    unsure = Verdict("cannot tell", "", 16, ratio=OPEN)
+    settled = settle(unsure, trials(told, counted), PREFIX)
+    assert settled.answer == answer
+    assert settled.basis == ("clock" if answer == "cannot tell" else "server")
+    sure = Verdict("works", "", 16, ratio=OPEN)
+    assert settle(sure, trials(ZERO, ZERO), PREFIX) is sure
 
 
 def test_causes_fit_the_engine_and_the_gateway() -> None:

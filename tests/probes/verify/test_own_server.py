@@ -33,7 +33,7 @@ def verify_own(folder: Path, prefix_tokens: int, **engine: Any) -> Verification:
 
 @pytest.mark.parametrize("block_size", [16, 64])
 def test_caching_works_to_the_token(tiny: Path, block_size: int) -> None:
-    state = verify_own(tiny, 2000, block_size=block_size)
+    state = verify_own(tiny, 1500, block_size=block_size)
     assert state.engine.name == "anaphora"
     assert state.engine.sure == "certain"
     assert state.verdict().answer == "works", state.verdict()
@@ -41,7 +41,7 @@ def test_caching_works_to_the_token(tiny: Path, block_size: int) -> None:
     check = state.cross_check()
     assert check.trusted == "cached_tokens"
     assert check.cached_tokens.warm is not None
-    assert check.cached_tokens.warm > 1900  # a token is a byte here, and words differ in length
+    assert check.cached_tokens.warm > 1400  # a token is a byte here, and words differ in length
     assert check.cached_tokens.warm == check.counters.warm
     assert state.granularity is not None
     assert (state.granularity.step, state.granularity.step_exact) == (1, True)

@@ -7,7 +7,7 @@ witness that claims reuse where the clock saw none, or none where the clock saw 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from anaphora.probes.counters import Counters
@@ -15,7 +15,7 @@ from anaphora.probes.engines import Engine
 from anaphora.probes.statistics import median
 from anaphora.probes.verify.granularity import Source
 from anaphora.probes.verify.trials import Trial, of_kind
-from anaphora.probes.verify.verdict import Verdict
+from anaphora.probes.verify.verdict import SMALLEST_GAIN, Verdict
 
 Severity = Literal["problem", "note"]
 
@@ -86,6 +86,26 @@ class CrossCheck:
             "counters": asdict(self.counters),
             "trusted": self.trusted,
         }
+
+
+def settle(verdict: Verdict, trials: Sequence[Trial], prefix_tokens: float) -> Verdict:
+    """Where the clock leaves it open, take the word of the server if both of its witnesses say the same."""
+    if verdict.answer != "cannot tell" or verdict.ratio is None or verdict.ratio.low > SMALLEST_GAIN:
+        return verdict
+    witnesses = [
+        Testimony.of(trials, lambda trial: trial.cached_tokens),
+        Testimony.of(trials, lambda trial: trial.counter_hits),
+    ]
+    claims = {witness.claims_reuse(prefix_tokens) for witness in witnesses}
+    honest = all(max(w.cold or 0.0, w.control or 0.0) < prefix_tokens / 2 for w in witnesses)
+    open_case = f"The clock leaves it open (a ratio of {verdict.ratio.low:.2f} to {verdict.ratio.high:.2f})"
+    if claims == {False} and honest:
+        reason = f"{open_case}, but the server itself says that it reused nothing."
+        return replace(verdict, answer="does not", reason=reason, basis="server", more_rounds=None)
+    if claims == {True} and honest:
+        reason = f"{open_case}, but answers and counters agree that the prefix is reused; it saves little time here."
+        return replace(verdict, answer="works", reason=reason, basis="server", more_rounds=None)
+    return verdict
 
 
 def cross_check(

@@ -11,7 +11,7 @@ from anaphora.errors import EndpointRefused, ProbeError
 from anaphora.probes.client import ProbeClient
 from anaphora.probes.counters import Counters
 from anaphora.probes.engines import Engine, detect
-from anaphora.probes.verify.crosscheck import CrossCheck, Finding, cross_check
+from anaphora.probes.verify.crosscheck import CrossCheck, Finding, cross_check, settle
 from anaphora.probes.verify.granularity import Granularity, find_granularity
 from anaphora.probes.verify.memory import Memory, MemoryStory, memory_of, server_pids
 from anaphora.probes.verify.prompts import PromptMaker, Scale, measure_scale, prompt
@@ -24,6 +24,8 @@ _REPEATS = 8
 _BUFFER_TOKENS = 24
 _FEWEST_PARTLY = 10
 """Rounds before "partly" ends the trials: two hiccups in six look like it."""
+_FEWEST_OPEN = 16
+"""Rounds before the word of the server is taken where the clock leaves it open."""
 _FEWEST_FAST = 3
 _FAST = 1.4
 """A request that is so many times faster than the median cold one reused something."""
@@ -66,6 +68,7 @@ class Verification:
         if found.answer == "partly" and _only_hiccups(self.trials, self.real_prefix_tokens):
             reason = f"{found.reason} The server reused the prefix of those too: something else delayed them."
             return replace(found, answer="works", reason=reason)
+        found = settle(found, self.trials, self.real_prefix_tokens)
         threshold = self._repeats_threshold()
         if found.answer == "does not" and threshold is not None:
             fast = sum(trial.ttft < threshold for trial in self.repeats)
@@ -179,8 +182,9 @@ async def _rounds(state: Verification, experiment: Experiment, progress: Progres
         rounds = first + BATCH_ROUNDS
         if rounds not in CHECK_AFTER:
             continue
-        answer = state.verdict().answer
-        if answer in ("works", "does not") or (answer == "partly" and rounds >= _FEWEST_PARTLY):
+        verdict = state.verdict()
+        patience = _FEWEST_PARTLY if verdict.answer == "partly" else _FEWEST_OPEN if verdict.basis == "server" else 0
+        if verdict.answer != "cannot tell" and rounds >= patience:
             return
 
 

@@ -41,6 +41,8 @@ class Verdict:
     """Share of the warm requests that were as fast as reuse makes them, by the clock alone."""
     threshold: float | None = None
     """Seconds between a hit and a miss, where the clock can tell them apart."""
+    basis: Literal["clock", "server"] = "clock"
+    """Server: the clock left it open, and cached_tokens and counters agree."""
     more_rounds: int | None = None
     """For "cannot tell": rounds in all after which it could be told; None where no number would do."""
 
