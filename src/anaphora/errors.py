@@ -102,6 +102,7 @@ class StreamCut(ProbeError):
 class RequestError(AnaphoraError):
     """One request is refused. `param` names the field, `code` is OpenAI's short word for it."""
 
+    exit_code = 2
     code: str | None = None
 
     def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 from anaphora.cli.main import cli
 from anaphora.engine.batch import Batch
 from anaphora.engine.runner import ModelRunner
+from anaphora.errors import ContextTooLong
 from support.models import tiny_llama
 
 
@@ -76,5 +77,14 @@ def test_compare_cache_fails_when_the_tokens_differ(folder: Path, monkeypatch: p
 
 def test_a_prompt_beyond_the_context_says_both_numbers(folder: Path) -> None:
     result = CliRunner().invoke(cli, ["generate", str(folder), "a" * 3000, "--max-tokens", "5", "--kv-memory", "16MiB"])
+    assert isinstance(result.exception, ContextTooLong)
+    assert result.exception.exit_code == 2
     assert "3000" in str(result.exception)
     assert "2048" in str(result.exception)
+
+
+@pytest.mark.parametrize("arguments", [["--temperature", "nan"], ["--temperature", "inf"], ["--top-p", "nan"]])
+def test_what_is_no_number_is_a_usage_error(folder: Path, arguments: list[str]) -> None:
+    result = CliRunner().invoke(cli, ["generate", str(folder), "a", *arguments])
+    assert result.exit_code == 2
+    assert arguments[0] in result.output

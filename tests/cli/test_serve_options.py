@@ -75,6 +75,23 @@ def test_a_broken_config_file_is_refused(tmp_path: Path, text: str | None, says:
     assert says in refused("x", "--config", str(path))
 
 
+def test_values_of_the_wrong_form_in_a_config_file_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text("port: [1]\nmax_model_len: {a: 1}\napi-key: {a: 1}\nserved-model-name: [a, b]\n")
+    message = refused("x", "--config", str(path))
+    assert "port: give one value" in message
+    assert "max_model_len: give one value, as max-model-len: VALUE" in message
+    assert "api-key: give one value" in message
+    assert "served-model-name" not in message
+
+
+@pytest.mark.parametrize("seconds", ["nan", "inf", "-1"])
+def test_a_limit_that_is_no_time_is_a_usage_error(folder: Path, seconds: str) -> None:
+    result = CliRunner().invoke(cli, ["serve", str(folder), "--shutdown-timeout", seconds, "--print-config"])
+    assert result.exit_code == 2
+    assert "--shutdown-timeout" in result.output
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

@@ -39,13 +39,17 @@ def load_defaults(ctx: click.Context, param: click.Parameter, path: Path | None)
     if path is None:
         return None
     known = {p.name for p in ctx.command.params if p.name} - {param.name, "print_config", "help"}
-    values = read_config_file(path, known)
+    repeatable = frozenset(p.name for p in ctx.command.params if p.name and getattr(p, "multiple", False))
+    values = read_config_file(path, known, repeatable)
     ctx.default_map = {**(ctx.default_map or {}), **values}
     return path
 
 
-def read_config_file(path: Path, known: set[str]) -> dict[str, Any]:
-    """Keys (dashes or underscores) and values of a YAML file; every problem in it is told at once."""
+def read_config_file(path: Path, known: set[str], repeatable: frozenset[str]) -> dict[str, Any]:
+    """Keys (dashes or underscores) and values of a YAML file; every problem in it is told at once.
+
+    Keys in `repeatable` may hold a list.
+    """
     import yaml
 
     try:
@@ -68,6 +72,8 @@ def read_config_file(path: Path, known: set[str]) -> dict[str, Any]:
             near = difflib.get_close_matches(name, known, n=1)
             hint = f"did you mean {near[0].replace('_', '-')}?" if near else "see anaphora serve --help for the keys"
             problems.append(f"{key}: no such key; {hint}")
+        elif isinstance(value, dict) or (isinstance(value, list) and name not in repeatable):
+            problems.append(f"{key}: give one value, as {name.replace('_', '-')}: VALUE")
         elif value is not None:
             values[name] = value
     if problems:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from anaphora.cli.options import engine_options, needs_serve_extra, user_config
+from anaphora.cli.options import FiniteRange, engine_options, needs_serve_extra, user_config
 from anaphora.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 @click.argument("prompt")
 @click.option("--chat/--raw", default=False, show_default=True, help="Wrap the prompt in the model's chat template.")
 @click.option("--max-tokens", type=click.IntRange(1), default=200, show_default=True, help="Most new tokens.")
-@click.option("--temperature", type=click.FloatRange(0), default=0.0, show_default=True, help="0 = greedy.")
-@click.option("--top-p", type=click.FloatRange(0, 1, min_open=True), default=1.0, show_default=True, help="Nucleus.")
+@click.option("--temperature", type=FiniteRange(0), default=0.0, show_default=True, help="0 = greedy.")
+@click.option("--top-p", type=FiniteRange(0, 1, min_open=True), default=1.0, show_default=True, help="Nucleus.")
 @click.option("--ignore-eos", is_flag=True, help="Go on after the end-of-sequence token.")
 @click.option("--prompt-tokens", type=click.IntRange(1), help="Repeat or cut the prompt to exactly this many tokens.")
 @click.option(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from anaphora.cli.config_file import load_defaults
-from anaphora.cli.options import engine_options, needs_serve_extra, user_config
+from anaphora.cli.options import FiniteRange, engine_options, needs_serve_extra, user_config
 from anaphora.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 @click.option("--api-key-file", type=click.Path(path_type=Path), help="File with one key per line.")
 @click.option("--salt-by-key", is_flag=True, help="Each key reuses only the prefixes that it made itself.")
 @click.option("--max-body-bytes", type=click.IntRange(1), default=8 << 20, show_default=True, help="Then 413.")
-@click.option("--shutdown-timeout", type=click.FloatRange(0), default=30.0, show_default=True, help="Seconds to drain.")
+@click.option("--shutdown-timeout", type=FiniteRange(0), default=30.0, show_default=True, help="Seconds to drain.")
 @click.option("--demo", is_flag=True, help="Show cold and warm time to first token once the server is ready.")
 @click.option("--print-config", is_flag=True, help="Print every setting as resolved (JSON) and exit.")
 @click.option(
