@@ -116,6 +116,7 @@ CASES: list[tuple[str, Any, int, str | None, str | None, tuple[str, ...]]] = [
     (TEXT, text(stop=""), 400, "stop", VALUE, ("at least 1",)),
     (TEXT, text(stop=["a"] * 17), 400, "stop", VALUE, ("at most 16",)),
     (TEXT, text(stop_token_ids=[300]), 400, "stop_token_ids", None, ("300", "256")),
+    (TEXT, text(stop_token_ids=list(range(256)), min_tokens=1), 400, "stop_token_ids", None, ("every token",)),
     (TEXT, text(logit_bias={"x": 1}), 400, "logit_bias", None, ("token ids",)),
     (TEXT, text(logit_bias={"999": 1}), 400, "logit_bias", None, ("999", "256")),
     (TEXT, text(logit_bias={"1": 200}), 400, "logit_bias.1", VALUE, ("100 or less",)),

@@ -141,7 +141,11 @@ def test_an_engine_that_dies_is_reported_to_everyone(
     def step() -> None:
         raise OSError("the memory is gone")
 
+    def abort(request_id: str) -> bool:
+        raise OSError("nor can anything be given back")
+
     monkeypatch.setattr(served.state.engine._engine, "step", step)
+    monkeypatch.setattr(served.state.engine._engine, "abort", abort)
     with served.client() as client:
         assert client.post("/v1/completions", json=SHORT).status_code == 500
         health = client.get("/health")

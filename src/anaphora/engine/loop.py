@@ -7,6 +7,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from anaphora.engine.params import RequestOutput, SamplingParams
@@ -153,7 +154,8 @@ class EngineLoop:
             self._commands.clear()
         reason = self._failure or "the server shut down before the request finished"
         for request_id in orphans:
-            self._engine.abort(request_id)
+            with suppress(Exception):  # what broke the step may break this too, and everyone must hear of it
+                self._engine.abort(request_id)
             self._deliver(RequestOutput(request_id, finish_reason="error" if self._failure else "abort", error=reason))
 
     def _wait_for_work(self) -> bool:

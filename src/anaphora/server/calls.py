@@ -86,6 +86,13 @@ def choices(
     stop_token_ids = tuple(set(body.stop_token_ids or ()))
     for token_id in stop_token_ids:
         _check_token_id(token_id, engine, "stop_token_ids")
+    never = engine.tokenizer.eos_token_ids.union(stop_token_ids) if body.min_tokens else frozenset()
+    if sum(token_id < engine.vocab_size for token_id in never) == engine.vocab_size:
+        raise InvalidRequest(
+            "`min_tokens` forbids the tokens that end an answer, and `stop_token_ids` makes every token one. "
+            "Leave one of them out.",
+            param="stop_token_ids",
+        )
     logit_bias = _logit_bias(body.logit_bias or {}, engine)
     given = {name: value for name in _DIRECT if (value := getattr(body, name)) is not None}
     return [
