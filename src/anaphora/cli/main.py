@@ -1,41 +1,35 @@
-"""The `anaphora` command: one thin module per command, imported here without torch."""
+"""The `anaphora` command. Each command lives in the module of its name, which is imported when it is asked for."""
 
 from __future__ import annotations
 
 import sys
+from importlib import import_module
 
 import click
 
 from anaphora import __version__
-from anaphora.cli.doctor import doctor
-from anaphora.cli.generate import generate
-from anaphora.cli.hardware import hardware
-from anaphora.cli.kv import kv
-from anaphora.cli.models import models
-from anaphora.cli.plan import plan
-from anaphora.cli.pull import pull
-from anaphora.cli.serve import serve
-from anaphora.cli.sweep import sweep
-from anaphora.cli.verify import verify
 from anaphora.errors import AnaphoraError
 
+COMMANDS = ("serve", "generate", "pull", "kv", "plan", "models", "hardware", "verify", "sweep", "doctor")
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+
+class _Lazy(click.Group):
+    """A group that imports a command's module only for that command, so that each starts as fast as it can."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = getattr(import_module(f"anaphora.cli.{cmd_name}"), cmd_name)
+        return command
+
+
+@click.group(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(__version__, message="anaphora %(version)s")
 def cli() -> None:
     """An LLM inference server and toolkit built around the KV cache."""
-
-
-cli.add_command(serve)
-cli.add_command(generate)
-cli.add_command(pull)
-cli.add_command(kv)
-cli.add_command(plan)
-cli.add_command(models)
-cli.add_command(hardware)
-cli.add_command(verify)
-cli.add_command(sweep)
-cli.add_command(doctor)
 
 
 def main() -> None:
