@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from anaphora.cli.main import cli
 from anaphora.errors import ConfigError
 from anaphora.probes.figures import Quantiles, StepResult
 from anaphora.probes.knee import Knee
@@ -167,21 +168,13 @@ def test_a_plan_that_was_wrong_and_one_that_was_not_tried() -> None:
 
 def test_read_plan_takes_what_plan_writes(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
-    path.write_text(
-        json.dumps(
-            {
-                "schema_version": 1,
-                "command": "plan",
-                "model": "m",
-                "engine": "vllm",
-                "workload": {"context": 8192},
-                "settings": {"max_num_seqs": 16},
-                "kv": {"tokens": 131696, "block_size": 16},
-                "requests_that_fit": {"likely": 16, "low": 13, "high": 16},
-            }
-        )
-    )
-    assert read_plan(path) == PlanFile("m", "vllm", 8192, 131696, 16, 16, 13, 16, 16)
+    options = ["--hardware", "rtx-4090", "--context", "8192", "--concurrency", "16", "--engine", "vllm", "--json"]
+    written = CliRunner().invoke(cli, ["plan", "Qwen/Qwen2.5-7B-Instruct", *options])
+    path.write_text(written.stdout)
+    plan = read_plan(path)
+    assert (plan.model, plan.engine, plan.context, plan.block_size) == ("Qwen/Qwen2.5-7B-Instruct", "vllm", 8192, 16)
+    assert plan.fit_low <= plan.fit <= plan.fit_high
+    assert plan.kv_tokens >= plan.fit * plan.context
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from anaphora.errors import ConfigError
-from anaphora.probes.verify.prompts import Scale
+from anaphora.probes.verify.prompts import QUESTION_WORDS, Scale
 from anaphora.probes.workload import (
     Fitting,
     Job,
@@ -31,7 +31,7 @@ def words(job: Job) -> list[str]:
 
 
 def tokens(job: Job) -> float:
-    return SCALE.head + SCALE.per_word * len(words(job))
+    return SCALE.head + SCALE.per_word * (len(words(job)) - QUESTION_WORDS)  # the head has an ending in it
 
 
 def take(workload: Workload, count: int) -> list[Job]:

@@ -137,12 +137,17 @@ def _client(case: _Case) -> Limit | None:
 def _kv_full(case: _Case) -> Limit | None:
     preempted = sum(s.engine.preemptions or 0 for s in case.past)
     usage = case.usage
+    running = max((s.engine.running for s in case.past if s.engine.running), default=None)
+    waiting = any(s.engine.waiting for s in case.past)
     full = usage is not None and usage >= FULL
+    if usage is not None and running and waiting:
+        full = full or usage * (1 + 1 / running) > 1  # one more of the same size does not fit
     if not full and not preempted:
         return None
     evidence = []
     if usage is not None:
-        evidence.append(f"KV memory was {usage:.0%} full")
+        each = f" with {running:,.0f} requests running" if running else ""
+        evidence.append(f"KV memory was {usage:.0%} full{each}")
     if preempted:
         evidence.append(f"{preempted:,.0f} requests were preempted and had to be computed again")
     advice = _KV.get(case.engine, "the engine's share of memory, a smaller KV dtype")

@@ -194,8 +194,10 @@ class StepRecorder:
     def _close(self, why: Ended) -> None:
         if self.window[1] == math.inf:
             now = time.perf_counter()
-            # failures and interruptions within the warm-up count all the same
-            self.window = (min(self.window[0], now if why == "time" else self.began), now)
+            start = self.window[0]
+            if start == math.inf:  # failures and interruptions within the warm-up count all the same
+                start = now if why == "time" else self.began
+            self.window = (start, now)
             self.ended = why
         elif why in ("errors", "flooded", "interrupted"):
             self.ended = why

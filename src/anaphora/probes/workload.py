@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from anaphora.errors import ConfigError
-from anaphora.probes.verify.prompts import WORDS, Scale
+from anaphora.probes.verify.prompts import QUESTION_WORDS, WORDS, Scale
 
 MOONCAKE_BLOCK = 512
 """Tokens that one of a trace's hash_ids stands for."""
@@ -235,8 +235,11 @@ class Fitting:
 
 
 def _words(scale: Scale, tokens: int) -> int:
-    """Words of a message so that the prompt, its template included, has so many tokens."""
-    return max(1, round((tokens - scale.head) / scale.per_word))
+    """Words of a message so that the prompt, its template included, has so many tokens.
+
+    The scale's head holds the ending of the prompts that it was measured with; ours go without.
+    """
+    return max(1, round((tokens - scale.head) / scale.per_word) + QUESTION_WORDS)
 
 
 def _chat(words: Sequence[str]) -> list[dict[str, str]]:
