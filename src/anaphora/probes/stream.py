@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -131,7 +132,8 @@ class EventReader:
         """The body ended."""
         result = self._result
         result.end_at = at
-        _take([self._tail], at, result, self._endpoint)
+        with suppress(UnexpectedAnswer):  # an event without its end was cut, and that is told below
+            _take([self._tail], at, result, self._endpoint)
         if not result.done and result.finish_reason is None:
             raise StreamCut(
                 f"The stream ended after {len(result.chunk_times)} content chunks without finish_reason or [DONE]: "

@@ -60,7 +60,7 @@ class Visit:
     stream: StreamResult | None = None
     limit: int | None = None
     """Context in tokens, as far as known."""
-    tokens_per_word: float = 2.5
+    tokens_per_word: float = 1.5
     """Of made-up words (see filler), measured by the context check."""
     seconds_per_token: float = 0.0
     """Of reading a prompt, measured likewise."""
