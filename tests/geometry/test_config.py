@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anaphora.errors import UnsupportedModel
+from anaphora.errors import CorruptModel, UnsupportedModel
 from anaphora.geometry.layers import RecurrentState
 from anaphora.geometry.model import Keeps, LayerKV, ModelGeometry
 from support.configs import LLAMA
@@ -305,3 +305,45 @@ def test_bytes_are_monotone_and_never_above_the_naive_formula(
         {**config, "num_hidden_layers": layers + 1, "layer_types": [*config["layer_types"], "full_attention"]}
     )
     assert wider.sequence_bytes(tokens) > size
+
+
+def test_heads_that_differ_by_layer() -> None:
+    """DeciLM names KV heads layer by layer; without reading them every layer would keep all eight."""
+    geometry = of(model_type="deci", num_key_value_heads=None, num_key_value_heads_per_layer=[4, 4, 2, 1])
+    assert [layer.kv_heads for layer in geometry.layers] == [4, 4, 2, 1]
+    with pytest.raises(CorruptModel, match="8 query heads are not divisible by 3 KV heads"):
+        of(model_type="deci", num_key_value_heads_per_layer=[4, 4, 3, 1])
+
+
+@pytest.mark.parametrize(
+    ("config", "limit"),
+    [
+        ({"model_type": "gpt_bigcode", "n_positions": 8192}, 8192),
+        ({"model_type": "dbrx", "max_seq_len": 32768}, 32768),
+        ({"model_type": "gpt_bigcode"}, 1024),
+        ({"n_positions": 4096, "max_position_embeddings": 2048}, 2048),
+    ],
+)
+def test_a_length_in_the_config_beats_that_of_the_class(config: dict[str, Any], limit: int) -> None:
+    assert of(**{"max_position_embeddings": None} | config).max_position == limit
+
+
+def test_bloom_spells_its_width_n_embed() -> None:
+    assert of(model_type="bloom", hidden_size=None, n_embed=64).hidden_size == 64
+
+
+def test_an_empty_list_of_flags_is_the_pattern_of_the_class() -> None:
+    assert kinds(of(model_type="llama4_text", no_rope_layers=[], attention_chunk_size=64)) == "cccf"
+
+
+def test_widths_that_mean_something_else() -> None:
+    """Qwen 1 names two halves as one, LFM2 adjusts the width it names; published: 7.72 and 1.17 billion."""
+    qwen = {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "vocab_size": 151936}
+    first = of(model_type="qwen", intermediate_size=22016, num_key_value_heads=32, tie_word_embeddings=False, **qwen)
+    assert first.parameters is not None
+    assert round(first.parameters.total / 1e9, 2) == 7.72
+    lfm = {"hidden_size": 2048, "num_hidden_layers": 16, "num_attention_heads": 32, "vocab_size": 65536}
+    wide = {"block_ff_dim": 12288, "block_auto_adjust_ff_dim": True, "block_multiple_of": 256}
+    second = of(model_type="lfm2", full_attn_idxs=[2, 5, 8, 10, 12, 14], num_key_value_heads=8, **lfm, **wide)
+    assert second.parameters is not None
+    assert round(second.parameters.total / 1e9, 2) == 1.17

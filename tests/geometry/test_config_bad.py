@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anaphora.errors import CorruptModel, InputError, ModelNotFound, UnsupportedModel
+from anaphora.geometry.fields import parse_config
 from anaphora.geometry.layout import CacheLayout
 from anaphora.geometry.model import ModelGeometry
 from support.configs import LLAMA
@@ -60,6 +61,11 @@ def test_files(tmp_path: Path) -> None:
         ModelGeometry.from_config(bad)
     with pytest.raises(ModelNotFound, match=r"nothing\.json cannot be read"):
         ModelGeometry.from_config(tmp_path / "nothing.json")
+
+
+def test_json_nested_beyond_all_sense() -> None:
+    with pytest.raises(CorruptModel, match="nests its values too deeply"):
+        parse_config('{"a":' * 100_000, "deep.json")
 
 
 REFUSED = [

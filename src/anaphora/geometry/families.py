@@ -201,7 +201,7 @@ def _flags(*keys: str, on: str, off: str) -> Callable[[Fields, int], list[str]]:
 
     def read(fields: Fields, num_layers: int) -> list[str]:
         for key in keys:
-            flags = fields.sequence(key, num_layers)
+            flags = fields.get(key) and fields.sequence(key, num_layers)  # Llama 4's empty list: the class's pattern
             if flags:
                 return [on if flag else off for flag in flags]
         pattern = PATTERNS.get(fields.model_type)

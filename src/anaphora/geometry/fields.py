@@ -28,7 +28,7 @@ SPELLINGS: dict[str, tuple[str, ...]] = {
         "num_attention_groups",
         "num_query_groups",
     ),
-    "hidden_size": ("n_embd", "d_model", "hidden_dim", "model_dim"),
+    "hidden_size": ("n_embd", "n_embed", "d_model", "hidden_dim", "model_dim"),
     "head_dim": ("attention_head_dim", "kv_channels", "hidden_size_per_head"),
     "vocab_size": ("padded_vocab_size",),
     "intermediate_size": ("ffn_hidden_size", "n_inner", "ffn_dim", "ff_intermediate_size", "decoder_ffn_dim"),
@@ -83,6 +83,8 @@ def parse_config(text: str, name: str) -> Mapping[str, Any]:
         raise CorruptModel(
             f"{name} is not JSON: {error.msg} at line {error.lineno}, column {error.colno}. Download it again."
         ) from None
+    except RecursionError:
+        raise CorruptModel(f"{name} nests its values too deeply for a config.json. Download it again.") from None
     if not isinstance(config, dict):
         raise CorruptModel(f"{name} holds a JSON {type(config).__name__}; a config.json is an object")
     return config

@@ -207,7 +207,8 @@ def _count(fields: Fields, layers: tuple[LayerKV, ...]) -> Parameters | None:
 
 def _lengths(fields: Fields) -> tuple[int | None, int | None]:
     """(context limit, shorter length LongRoPE was trained on), as vLLM derives them from the config's keys."""
-    lengths = [value for key in _LENGTH_KEYS if isinstance(value := fields.get(key), int) and value > 0]
+    named = [key for key in _LENGTH_KEYS if fields.has(key)] or _LENGTH_KEYS  # n_positions beats a class default
+    lengths = [value for key in named if isinstance(value := fields.get(key), int) and value > 0]
     limit = fields.integer("model_max_length") or (min(lengths) if lengths else None)
     rope = fields.mapping("rope_scaling") or fields.mapping("rope_parameters")
     parts = [value for value in rope.values() if isinstance(value, Mapping)] or [rope]

@@ -267,5 +267,19 @@ def _dense_width(fields: Fields, index: int) -> int:
     width = fields.get("intermediate_size")
     if isinstance(width, list):
         return int(width[index])
+    if fields.model_type == "qwen":  # the first Qwen names both halves of the gated part together
+        return fields.need("intermediate_size") // 2
+    if fields.model_type == "lfm2":
+        return _lfm2_width(fields)
     ratio = fields.raw.get("expansion_ratio", 4)
     return fields.integer("intermediate_size") or int(ratio * fields.need("hidden_size"))
+
+
+def _lfm2_width(fields: Fields) -> int:
+    """LFM2: two thirds of the named width, rounded up to a multiple, unless told to take it as it is."""
+    width = fields.integer("block_ff_dim") or fields.need("intermediate_size")
+    if fields.raw.get("block_auto_adjust_ff_dim", True):
+        width = int(float(fields.raw.get("block_ffn_dim_multiplier") or 1) * int(2 * width / 3))
+        step = fields.integer("block_multiple_of") or 256
+        width = -(-width // step) * step
+    return width

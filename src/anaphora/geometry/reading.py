@@ -70,7 +70,11 @@ def kv_heads_of(fields: Fields) -> int:
         found = nested.get("kv_n_heads") or (1 if nested.get("attn_type") == "multiquery_attention" else None)
     else:
         found = fields.integer("num_key_value_heads")
-    kv_heads = found or heads
+    return _dividing(heads, found or heads)
+
+
+def _dividing(heads: int, kv_heads: Any) -> int:
+    """`kv_heads` when the query heads can be shared out evenly over them. Raises CorruptModel."""
     if not isinstance(kv_heads, int) or kv_heads <= 0 or heads % kv_heads:
         raise CorruptModel(f"config.json: {heads} query heads are not divisible by {kv_heads} KV heads")
     return kv_heads
@@ -168,7 +172,15 @@ def _own_sliding_heads(fields: Fields, layers: list[LayerKV]) -> list[LayerKV]:
 
 
 def _own_heads_by_layer(fields: Fields, layers: list[LayerKV]) -> list[LayerKV]:
-    """Nemotron-NAS: `block_configs` says per layer how many heads share a KV head, or that there is no attention."""
+    """KV heads that differ by layer.
+
+    DeciLM: `num_key_value_heads_per_layer`. Nemotron-NAS: `block_configs` says per layer how many heads share a KV
+    head, or that there is no attention.
+    """
+    counts = fields.sequence("num_key_value_heads_per_layer", len(layers))
+    if counts:
+        heads = fields.need("num_attention_heads")
+        return [replace(layer, kv_heads=_dividing(heads, count)) for layer, count in zip(layers, counts, strict=True)]
     blocks = fields.sequence("block_configs", len(layers))
     if not blocks:
         return layers
