@@ -9,7 +9,7 @@ import gguf
 import numpy as np
 import pytest
 
-from anaphora.engine.sources import resolve_model
+from anaphora.engine.sources.resolve import resolve_model
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch reads it when imported; tests run side by side, one core each
 

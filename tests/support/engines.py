@@ -10,7 +10,7 @@ from anaphora.engine.build import Startup, load, prepare
 from anaphora.engine.config import UserConfig
 from anaphora.engine.engine import Engine
 from anaphora.engine.params import RequestOutput, SamplingParams
-from anaphora.engine.sources import resolve_model
+from anaphora.engine.sources.resolve import resolve_model
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)
 

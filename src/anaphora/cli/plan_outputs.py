@@ -85,6 +85,7 @@ def fill_wishes(wishes: dict[str, Any], outputs: Outputs, report: EngineReport |
     wishes["engine"] = wishes.get("engine") or outputs.engine(report)
     if report is None or report.engine != wishes["engine"]:
         return
+    wishes["allow_long"] = wishes["allow_long"] or wishes.get("context") is None  # it runs with its length, right or not
     for wish, said in _TAKEN.items():
         if wishes.get(wish) is None:
             wishes[wish] = getattr(report, said)

@@ -8,13 +8,13 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from anaphora.engine.model_cache import Progress
-    from anaphora.engine.sources import ModelFolder
+    from anaphora.engine.sources.cache import Progress
+    from anaphora.engine.sources.resolve import ModelFolder
 
 
 def resolve_with_progress(name: str, *, force: bool = False, verify: bool = False) -> ModelFolder:
     """`engine.sources.resolve_model` with its progress shown; raises what that raises."""
-    from anaphora.engine.sources import resolve_model
+    from anaphora.engine.sources.resolve import resolve_model
 
     with shown_progress() as progress:
         return resolve_model(name, progress=progress, force=force, verify=verify)

@@ -11,7 +11,7 @@ from typing import Any
 
 from anaphora.engine.config import EngineConfig, Machine, UserConfig, free_memory, resolve
 from anaphora.engine.engine import Engine
-from anaphora.engine.sources import ModelFolder
+from anaphora.engine.sources.resolve import ModelFolder
 from anaphora.errors import ConfigError, CorruptModel
 from anaphora.geometry.layout import CacheLayout
 from anaphora.geometry.model import ModelGeometry

@@ -21,7 +21,6 @@ from anaphora.errors import UnsupportedModel
 from anaphora.geometry.model import ModelGeometry
 
 
-
 @dataclass(frozen=True, slots=True)
 class LoadedDecoder:
     decoder: Decoder

@@ -6,8 +6,8 @@ import math
 from pathlib import Path
 from typing import Any
 
-from anaphora.geometry.gguf_header import GgufHeader
 from anaphora.errors import UnsupportedModel
+from anaphora.geometry.gguf_header import GgufHeader
 
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 """The same in every release from Llama 3.1 on; only the factor differs (8, 32)."""

@@ -8,8 +8,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from anaphora.engine.model_cache import DISK_FULL, Progress, sha256_file
-from anaphora.engine.model_folder import check_model_folder
+from anaphora.engine.sources.cache import DISK_FULL, Progress, sha256_file
+from anaphora.engine.sources.folder import check_model_folder
 from anaphora.errors import AnaphoraError, ConfigError, CorruptModel, DownloadError, ModelNotFound, UnsupportedModel
 
 _WANTED = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt"]

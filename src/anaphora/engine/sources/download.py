@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urljoin
 
-from anaphora.engine.model_cache import DISK_FULL, Progress, sha256_file
+from anaphora.engine.sources.cache import DISK_FULL, Progress, sha256_file
 from anaphora.errors import DownloadError
 
 if TYPE_CHECKING:

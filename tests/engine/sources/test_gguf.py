@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anaphora.engine.gguf_convert import convert_gguf
-from anaphora.geometry.gguf_header import read_gguf_header
-from anaphora.engine.gguf_rope import rope_scaling
-from anaphora.engine.model_cache import quiet
+from anaphora.engine.sources.cache import quiet
+from anaphora.engine.sources.gguf_convert import convert_gguf
+from anaphora.engine.sources.gguf_rope import rope_scaling
 from anaphora.errors import CorruptModel, UnsupportedModel
+from anaphora.geometry.gguf_header import read_gguf_header
 
 
 @pytest.fixture(scope="module")
@@ -211,7 +211,7 @@ def test_rope_scaling_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
 def test_a_disk_that_fills_up_while_converting(tiny_gguf: Path, tmp_path: Path) -> None:
     code = f"""
 import resource
-from anaphora.engine.sources import resolve_model
+from anaphora.engine.sources.resolve import resolve_model
 from anaphora.errors import DownloadError
 resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
 try:

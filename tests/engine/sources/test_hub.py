@@ -18,7 +18,7 @@ import pytest
 COMMIT = "0123456789" * 4
 CHILD = """
 import json, sys
-from anaphora.engine.sources import resolve_model
+from anaphora.engine.sources.resolve import resolve_model
 from anaphora.errors import AnaphoraError
 stages = {}
 def note(stage, done, total):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from anaphora.engine.sources import ALIASES, ModelFolder, resolve_model
+from anaphora.engine.sources.resolve import ALIASES, ModelFolder, resolve_model
 from anaphora.errors import ConfigError, CorruptModel, ModelNotFound, UnsupportedModel
 
 

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from anaphora.engine.model_cache import MANIFEST, ModelCache, cache_root
+from anaphora.engine.sources.cache import MANIFEST, ModelCache, cache_root
 from anaphora.errors import ConfigError, DownloadError
 
 BUILDER = """
 import os, sys
 from pathlib import Path
-from anaphora.engine.model_cache import ModelCache
+from anaphora.engine.sources.cache import ModelCache
 def build(work, folder):
     for i in range(4):
         (folder / f"part{i}").write_bytes(os.urandom(100_000 + i))
@@ -143,7 +143,7 @@ def test_a_full_disk_says_so_and_leaves_nothing(tmp_path: Path) -> None:
     code = f"""
 import resource, sys
 from pathlib import Path
-from anaphora.engine.model_cache import ModelCache
+from anaphora.engine.sources.cache import ModelCache
 from anaphora.errors import DownloadError
 resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
 def build(work, folder):

