@@ -38,7 +38,7 @@ def _unknown(fields: Fields) -> str:
         f"{fields.architecture} (model_type {fields.model_type!r}) is not known, so what its layers keep would be a "
         f"guess. Needed are {', '.join(NEEDED)} and, per layer, full, sliding or linear attention"
         f"{' (its config lacks ' + ', '.join(lacking) + ')' if lacking else ''}. "
-        "--assume-full-attention sizes every layer as full attention and says so"
+        "anaphora kv and plan size every layer as full attention with --assume-full-attention, and say so"
     )
 
 
