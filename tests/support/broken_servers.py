@@ -1,4 +1,4 @@
-"""Servers that misbehave, on real sockets: routes of a fake one replaced, and raw TCP for what HTTP libraries refuse."""
+"""Servers that misbehave, on real sockets: routes of a fake one replaced, and raw TCP."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import socket
 import ssl
 import subprocess
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, MutableMapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -64,7 +64,8 @@ def replaced(fake: Fake | None = None, *, everything: Handler | None = None, **h
 
 def only_streams(stream: Callable[[], AsyncIterator[bytes]], plain: Fake | None = None) -> Handler:
     """Chats that are answered as they should be unless they are streamed."""
-    inner = next(route.endpoint for route in make_app(plain or Fake()).routes if getattr(route, "path", "").endswith("chat/completions"))  # type: ignore[attr-defined]  # fmt: skip
+    routes = [route for route in make_app(plain or Fake()).routes if isinstance(route, Route)]
+    inner = next(route.endpoint for route in routes if route.path == "/v1/chat/completions")
 
     async def handler(request: Request) -> Response:
         if (await request.json()).get("stream"):
@@ -112,7 +113,7 @@ def compressed(app: Starlette) -> Callable[..., Awaitable[None]]:
         body = bytearray()
         start: dict[str, Any] = {}
 
-        async def hold(message: dict[str, Any]) -> None:
+        async def hold(message: MutableMapping[str, Any]) -> None:
             if message["type"] == "http.response.start":
                 start.update(message)
                 return
@@ -189,11 +190,9 @@ def http(status: str, body: str, kind: str = "text/html") -> bytes:
 def self_signed(folder: Path) -> ssl.SSLContext:
     """A certificate for 127.0.0.1 that nobody signed but itself."""
     key, certificate = folder / "key.pem", folder / "certificate.pem"
-    subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "90",
-         "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)],
-        check=True, capture_output=True,
-    )  # fmt: skip
+    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 90 -subj /CN=localhost"
+    files = ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)]
+    subprocess.run([*command.split(), *files], check=True, capture_output=True)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key)
     return context

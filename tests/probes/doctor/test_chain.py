@@ -25,6 +25,14 @@ from support.fake_server import Fake, make_app, serving
 
 KEY = "sk-Zx81secretsecret9Q"
 QUICK: dict[str, Any] = {"context_words": 0}
+COMPLETION = {
+    "id": "1",
+    "object": "chat.completion",
+    "created": 1,
+    "model": "fake",
+    "choices": [{"index": 0, "message": {"role": "assistant", "content": "hi"}, "finish_reason": "length"}],
+}
+USAGE = {"prompt_tokens": 3, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 0}}
 
 
 def diagnose(url: str, *, environ: Mapping[str, str] | None = None, **given: Any) -> Diagnosis:
@@ -301,12 +309,11 @@ def test_broken_completions(handler: broken.Handler, expected: str) -> None:
 
 def test_a_completion_that_lacks_what_typed_clients_want() -> None:
     message = {"choices": [{"index": 0, "message": {"role": "assistant", "content": "hi"}}]}
-    usage = {"prompt_tokens": 3, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 0}}
 
     async def handler(request: Request) -> Response:
         if (await request.json()).get("stream"):
             return StreamingResponse(broken.without_done(), media_type="text/event-stream")
-        return JSONResponse({**message, "usage": usage})
+        return JSONResponse({**message, "usage": USAGE})
 
     with serving(app=broken.replaced(chat=handler)) as url:
         found = codes(diagnose(url, **QUICK))
@@ -328,9 +335,6 @@ def test_broken_streams(stream: Any, expected: str) -> None:
 def test_a_connection_that_breaks_in_the_middle_of_a_stream() -> None:
     head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
     part = broken.chunk("word ")
-    whole = {"id": "1", "object": "chat.completion", "created": 1, "model": "fake", "choices": [
-        {"index": 0, "message": {"role": "assistant", "content": "hi"}, "finish_reason": "length"}],
-        "usage": {"prompt_tokens": 3, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 0}}}  # fmt: skip
 
     def handle(connection: Any) -> None:
         asked = b""
@@ -343,7 +347,7 @@ def test_a_connection_that_breaks_in_the_middle_of_a_stream() -> None:
         elif b'"stream"' in asked:
             connection.sendall(head + f"{len(part):x}\r\n".encode() + part + b"\r\n" + b"ff\r\ndata: {")
         elif b"/chat/completions" in asked.split(b"\r\n")[0]:
-            connection.sendall(broken.http("200 OK", json.dumps(whole), "application/json"))
+            connection.sendall(broken.http("200 OK", json.dumps({**COMPLETION, "usage": USAGE}), "application/json"))
         else:
             connection.sendall(broken.http("404 Not Found", "{}", "application/json"))
 
@@ -359,9 +363,7 @@ def test_a_buffered_stream() -> None:
 
 
 def test_a_stream_that_is_ignored() -> None:
-    whole = {"id": "1", "object": "chat.completion", "created": 1, "model": "fake",
-             "choices": [{"index": 0, "message": {"role": "assistant", "content": "hi"}, "finish_reason": "stop"}]}  # fmt: skip
-    with serving(app=broken.replaced(chat=broken.answer(200, whole))) as url:
+    with serving(app=broken.replaced(chat=broken.answer(200, COMPLETION))) as url:
         assert codes(diagnose(url, **QUICK)) == ["stream.ignored", "usage.missing"]
 
 

@@ -76,7 +76,7 @@ def _check_option(source: Source, launch: Launch, table: Table, option: Option) 
         source.say(
             "option.unknown" if near else "option.unknown-alone",
             option.line,
-            edit=source.edit(option.line, option.flag, right),
+            edit=source.edit(option.line, option.flag, right) if near else None,
             option=option.flag,
             engine=table.title,
             version=table.version,

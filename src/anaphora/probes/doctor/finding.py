@@ -34,7 +34,7 @@ class Finding:
     """One thing that is wrong. Texts may hold secrets until the report redacts them."""
 
     code: str
-    """Short and stable, for example "auth.expired" or "vllm.removed"."""
+    """Short and stable, for example "auth.expired" or "option.removed"."""
     side: Side
     what: str
     """What is wrong, one sentence."""
