@@ -21,12 +21,10 @@ import httpx
 from anaphora.errors import ProbeError
 from anaphora.probes.answers import check_status, from_transport
 from anaphora.probes.client import ProbeClient
+from anaphora.probes.endpoint import Endpoint
 from anaphora.probes.stream import EventReader, StreamResult, read_whole
 from anaphora.probes.wire import Connection, Cut, Exchange, Stale
 from anaphora.probes.workload import Job
-
-_PIECES_AT_ONCE = 16
-"""Reads that are parsed before the loop may note new ones: about 0.2 ms."""
 
 
 @dataclass(slots=True)
@@ -43,6 +41,9 @@ class Outcome:
     result: StreamResult | None = None
     error: ProbeError | None = None
 
+
+_LATER = 0.005
+"""Seconds from a read to the parsing of what is in it."""
 
 Send = Callable[[Job], Awaitable[StreamResult]]
 """Raises ProbeError."""
@@ -103,17 +104,20 @@ class Sender:
         if self._proxied:
             return await self._client.stream("/v1/chat/completions", body)
         request = self._head + b"Content-Length: %d\r\n\r\n" % len(content) + content
+        reading = _Reading(self._endpoint)
         try:
-            exchange, connect_seconds = await self._exchange(request)
+            exchange, connect_seconds = await self._exchange(request, reading)
         except httpx.HTTPError as error:
             raise from_transport(error, self._endpoint, streaming=isinstance(error, Cut)) from error
-        return await self._read(exchange, connect_seconds)
+        self._check(exchange)
+        reading.result.connect_seconds = connect_seconds
+        return reading.finish(exchange, self._path)
 
-    async def _exchange(self, request: bytes) -> tuple[Exchange, float]:
+    async def _exchange(self, request: bytes, reading: _Reading) -> tuple[Exchange, float]:
         while self._idle:
             connection = self._idle.pop()
             try:
-                exchange = await connection.request(request)
+                exchange = await connection.request(request, reading.notify)
             except Stale:
                 continue
             self._keep(connection)
@@ -121,7 +125,7 @@ class Sender:
         began = time.perf_counter()
         endpoint = self._endpoint
         connection = await Connection.open(endpoint.host, endpoint.port, self._context, endpoint.timeout)
-        exchange = await connection.request(request)
+        exchange = await connection.request(request, reading.notify)
         self._keep(connection)
         return exchange, exchange.sent - began
 
@@ -131,23 +135,51 @@ class Sender:
         else:
             connection.close()
 
-    async def _read(self, exchange: Exchange, connect_seconds: float) -> StreamResult:
-        sent, endpoint = exchange.sent, self._endpoint
-        result = StreamResult(sent, connect_seconds, exchange.headers_at - sent, headers=exchange.headers)
-        if not 200 <= exchange.status < 300:
+    def _check(self, exchange: Exchange) -> None:
+        if not exchange.is_success:
             question = httpx.Request("POST", self.url)
             answer = httpx.Response(exchange.status, headers=exchange.headers, request=question)
-            check_status(endpoint, answer, exchange.body.decode(errors="replace"))
-        if "event-stream" not in exchange.headers.get("content-type", ""):
-            text = exchange.body.decode(errors="replace")
-            read_whole(text, exchange.end_at - sent, result, endpoint, self._path)
-            return result
-        events = EventReader(result, endpoint)
-        for number, (at, data) in enumerate(exchange.pieces, 1):
-            events.feed(data, at - sent)
-            if number % _PIECES_AT_ONCE == 0:
-                await asyncio.sleep(0)
-        events.finish(exchange.end_at - sent)
+            check_status(self._endpoint, answer, exchange.body.decode(errors="replace"))
+
+
+class _Reading:
+    """A stream that is parsed while it comes. An error is kept until the end, where somebody waits for it."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.result = StreamResult(0.0)
+        self._endpoint = endpoint
+        self._events = EventReader(self.result, endpoint)
+        self._error: ProbeError | None = None
+        self._loop = asyncio.get_running_loop()
+
+    def notify(self, exchange: Exchange) -> None:
+        """Take in a moment, when the reads of other streams have their stamps too."""
+        self._loop.call_later(_LATER, self.take, exchange)
+
+    def take(self, exchange: Exchange) -> None:
+        """Parse what is there and remove it; other answers than streams stay until they are whole."""
+        if not exchange.is_success or "event-stream" not in exchange.headers.get("content-type", ""):
+            return
+        pieces, exchange.pieces = exchange.pieces, []
+        try:
+            for at, data in pieces:
+                if self._error is None:
+                    self._events.feed(data, at - exchange.sent)
+        except ProbeError as error:
+            self._error = error
+
+    def finish(self, exchange: Exchange, path: str) -> StreamResult:
+        """Raises ProbeError."""
+        self.take(exchange)
+        if self._error is not None:
+            raise self._error
+        result, end_at = self.result, exchange.end_at - exchange.sent
+        result.sent, result.headers = exchange.sent, exchange.headers
+        result.headers_at = exchange.headers_at - exchange.sent
+        if "event-stream" in exchange.headers.get("content-type", ""):
+            self._events.finish(end_at)
+        else:
+            read_whole(exchange.body.decode(errors="replace"), end_at, result, self._endpoint, path)
         return result
 
 

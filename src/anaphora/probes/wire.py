@@ -1,14 +1,15 @@
 """HTTP/1.1 for load: one request at a time on a connection, every read stamped before anything is parsed.
 
 A batching engine hands all its streams a chunk in the same instant. A general client spends 0.15 ms on each, so that
-the last of 64 is noted 9 ms late; here a read costs some microseconds, and the events in it are parsed once the answer
-is complete.
+the last of 64 is noted 9 ms late; here a read costs some microseconds, and what is in it is looked at only when the
+other streams' reads of the same instant have their stamps too.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from ssl import SSLContext
 from typing import Literal
@@ -28,8 +29,12 @@ class Exchange:
     """Names in lower case."""
     headers_at: float = 0.0
     pieces: list[tuple[float, bytes]] = field(default_factory=list)
-    """Reads of the body and when they came, framing taken off."""
+    """Reads of the body and when they came, framing taken off. Who is notified may remove them."""
     end_at: float = 0.0
+
+    @property
+    def is_success(self) -> bool:
+        return 200 <= self.status < 300
 
     @property
     def body(self) -> bytes:
@@ -58,6 +63,7 @@ class Connection(asyncio.Protocol):
         self._last = 0.0
         self._head = b""
         self._framing: _Chunked | _Counted | None = None
+        self._notify: Callable[[Exchange], None] = lambda _: None
         self.usable = True
 
     @classmethod
@@ -73,12 +79,15 @@ class Connection(asyncio.Protocol):
             raise httpx.ConnectError(str(error)) from error
         return made
 
-    async def request(self, content: bytes) -> Exchange:
-        """Send a whole request and read its whole answer. Raises httpx.HTTPError, or Stale. Cancelled: closes."""
+    async def request(self, content: bytes, notify: Callable[[Exchange], None]) -> Exchange:
+        """Send a whole request and read its whole answer. Raises httpx.HTTPError, or Stale. Cancelled: closes.
+
+        `notify` is called when there are pieces where there were none; it must be quick and not raise.
+        """
         if self._closed or self._transport is None:
             raise Stale
         self._done = self._loop.create_future()
-        self._head, self._framing = b"", None
+        self._head, self._framing, self._notify = b"", None, notify
         self._exchange = Exchange(time.perf_counter())
         self._last = self._exchange.sent
         self._transport.write(content)
@@ -114,6 +123,8 @@ class Connection(asyncio.Protocol):
                 payload = self._framing.feed(data)
                 if payload:
                     exchange.pieces.append((at, payload))
+                    if len(exchange.pieces) == 1:
+                        self._notify(exchange)
                 if self._framing.done:
                     self._finish(at)
         except ValueError as error:
