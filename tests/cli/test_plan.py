@@ -115,6 +115,10 @@ def test_a_config_of_ones_own(tmp_path: Path) -> None:
         CliRunner().invoke(cli, ["plan", str(path), "--hardware", "t4"], catch_exceptions=False)
     code, found = read("plan", str(path), "--hardware", "t4", "--context", "2048", "--assume-full-attention")
     assert found["assumed_full_attention"] is True
+    _, text = run("plan", str(path), "--hardware", "t4", "--context", "2048", "--assume-full-attention")
+    kv = [line for line in text.splitlines() if " tokens" in line and " KV" in line]
+    assert kv
+    assert all(line.endswith("[assumed]") for line in kv)
     assert any("sized as full attention" in remark for remark in found["remarks"])
     with pytest.raises(ModelNotFound, match="nearest names"):
         CliRunner().invoke(cli, ["plan", "qwen3-8c", "--hardware", "t4"], catch_exceptions=False)

@@ -57,6 +57,46 @@ def test_emit_implies_its_engine_and_says_by_its_exit_code_whether_the_wish_fits
     assert "CORRECTED" not in text
 
 
+@pytest.mark.parametrize("size", ["nan", "inf"])
+def test_a_size_that_is_no_size(size: str) -> None:
+    with pytest.raises(ConfigError, match=f"--kv-offloading-size is {size}"):
+        run(*QWEN, "--context", "4096", "--emit", "vllm-yaml", "--kv-offloading-size", size)
+
+
+@pytest.mark.parametrize("drawn", [("--grid",), ("--html", "grid.html")])
+def test_the_heat_map_is_not_left_out_silently(drawn: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigError, match="--grid and --html draw the plan itself"):
+        run(*QWEN, "--context", "4096", "--emit", "vllm-yaml", *drawn)
+
+
+@pytest.mark.parametrize(
+    ("target", "variable"),
+    [
+        ("vllm-yaml", "VLLM_ALLOW_LONG_MAX_MODEL_LEN=1 vllm serve --config"),
+        ("vllm-cli", "\nVLLM_ALLOW_LONG_MAX_MODEL_LEN=1 vllm serve"),
+        ("compose", "VLLM_ALLOW_LONG_MAX_MODEL_LEN: '1'"),
+        ("sglang", "\nSGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1 sglang serve"),
+    ],
+)
+def test_a_context_beyond_the_limit_brings_the_variable_that_allows_it(target: str, variable: str) -> None:
+    _, text = run(*QWEN, "--context", "40960", "--allow-long", "--emit", target)
+    assert variable in text
+    _, text = run(*QWEN, "--context", "32768", "--emit", target)
+    assert "ALLOW" not in text
+
+
+def test_a_log_of_an_engine_told_to_go_beyond_the_limit_is_read() -> None:
+    log = (
+        "INFO vLLM API server version 0.11.0\n"
+        "ValueError: To serve at least one request with the models's max seq len (131072), (7.00 GiB KV cache is needed, "
+        "which is larger than the available KV cache memory (5.51 GiB). Based on the available memory, the estimated "
+        "maximum model length is 103168. Try increasing `gpu_memory_utilization` or decreasing `max_model_len` when "
+        "initializing the engine.\n"
+    )
+    _, text = run(*QWEN, "--log", "-", stdin=log)
+    assert "it has 103,168" in text
+
+
 def test_emit_as_json() -> None:
     code, text = run(*QWEN, "--context", "32768", "--concurrency", "16", "--emit", "sglang", "--json")
     found = json.loads(text)

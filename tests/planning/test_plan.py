@@ -219,12 +219,19 @@ def test_offload_times() -> None:
 @pytest.mark.parametrize(
     ("wishes", "message"),
     [
-        ({"context": 131072}, r"beyond this model's limit of 32768 tokens"),
+        ({"context": 131072}, r"beyond this model's limit of 32768 tokens \(max_position_embeddings\)\. Use 32768"),
+        ({"context": 10**20, "allow_long": True}, r"--context is 1.*give 1,073,741,824 or less"),
+        ({"concurrency": 10**12}, r"--concurrency is 1.*give 1,073,741,824 or less"),
+        ({"max_num_seqs": 10**12}, r"max_num_seqs is 1"),
+        ({"pp": 29}, r"the model has 28 layers"),
+        ({"count": 10**6}, r"--count is 1000000; give a whole number from 1 to 4,096"),
+        ({"block_size": 8}, r"multiples of 16"),
         ({"context": 0}, r"--context is 0"),
         ({"concurrency": -3}, r"--concurrency is -3"),
         ({"shared_prefix": 32768}, r"shorter than the context"),
+        ({"utilization": 0}, r"is 0; it is a part of the memory, above 0 and at most 1$"),
         ({"utilization": 90}, r"for 90% write 0\.9"),
-        ({"utilization": -0.1}, r"from 0 to 1"),
+        ({"utilization": -0.1}, r"above 0 and at most 1"),
         ({"count": 0}, r"--count is 0"),
         ({"count": 4, "tp": 2}, r"does not match --tp 2"),
         ({"engine": "llama.cpp", "tp": 2}, r"llama\.cpp has no --tp"),
@@ -244,12 +251,35 @@ def test_impossible_wishes_name_what_would_do(wishes: dict[str, Any], message: s
 
 
 def test_limits_are_named() -> None:
+    llama = ModelGeometry.from_catalog("meta-llama/Llama-3.1-8B-Instruct")
+    assert llama.max_position_from == "max_position_embeddings, which holds its llama3 rope scaling already"
     phi = "microsoft/Phi-3.5-mini-instruct"
     with pytest.raises(ConfigError, match=r"beyond 4096, the length .*LongRoPE.*up to 131072"):
         question(phi, context=100_000)
     assert question(phi, context=100_000, allow_long=True).workload.context == 100_000
     with pytest.raises(HardwareNotFound, match="nearest names: rtx-4090"):
         question(hardware="rtx-4099")
+
+
+def test_a_context_beyond_the_limit_is_planned_with_a_warning_and_no_room_above_it() -> None:
+    wishes = Wishes(hardware="rtx-4090", context=40_960, allow_long=True)
+    asked, remarks = ask(QWEN, ModelGeometry.from_catalog(QWEN), wishes)
+    assert any("beyond this model's limit of 32,768" in remark for remark in remarks)
+    assert "the model ends at 32,768 tokens" in rule_of_thumb(asked, answer(asked)).verdict
+
+
+def test_fewer_sequences_than_requests_is_said() -> None:
+    wishes = Wishes(hardware="rtx-4090", context=4096, concurrency=8, max_num_seqs=2)
+    assert any("runs 2 at once" in remark for remark in ask(QWEN, ModelGeometry.from_catalog(QWEN), wishes)[1])
+
+
+def test_weights_beyond_eight_of_the_same_card_name_what_would_do() -> None:
+    """DeepSeek-V3's 627 GiB: no eight H100 hold them, several of a larger card do."""
+    enough = [way for way in ways_out(question("deepseek-ai/DeepSeek-V3", hardware="h100", context=8192)) if way.enough]
+    assert enough
+    assert enough[0].settings["count"] == enough[0].settings["tp"] > 1
+    again = question("deepseek-ai/DeepSeek-V3", **{"context": 8192, **enough[0].settings})
+    assert answer(again).requests == enough[0].answer.requests >= 16
 
 
 def test_defaults_by_hardware() -> None:

@@ -58,7 +58,7 @@ def plan(
     from anaphora.planning.report import as_json as to_json
     from anaphora.planning.report import make_report
 
-    outputs = Outputs.take(wishes)
+    outputs = Outputs.take(wishes, drawn=with_grid or html is not None)
     engine_report = outputs.report()
     fill_wishes(wishes, outputs, engine_report)
     geometry = find_geometry(model, assume_full_attention=assume_full_attention, hub=hub)

@@ -36,6 +36,7 @@ _TAKEN = {
     "engine_version": "version",
 }
 """Wish that was left open -> what the engine says."""
+_MOST_GIB = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +50,21 @@ class Outputs:
     log: str | None = None
 
     @classmethod
-    def take(cls, options: dict[str, Any]) -> Outputs:
-        """Remove this module's options from a command's. Raises ConfigError for those that exclude each other."""
+    def take(cls, options: dict[str, Any], *, drawn: bool) -> Outputs:
+        """Remove this module's options from a command's. Raises ConfigError for those that exclude each other.
+
+        `drawn`: whether the heat map was asked for.
+        """
         found = cls(**{name: options.pop(name) for name in cls.__dataclass_fields__})
         if sum(option is not None for option in (found.emit, found.attach, found.log)) > 1:
             raise ConfigError("--emit, --attach and --log exclude each other; give one of them")
         if found.kv_offloading_size is not None and found.emit is None:
             raise ConfigError("--kv-offloading-size goes into the settings that --emit writes; add --emit TARGET")
+        if found.kv_offloading_size is not None and not found.kv_offloading_size < _MOST_GIB:
+            size = f"{found.kv_offloading_size:g}"
+            raise ConfigError(f"--kv-offloading-size is {size}; give GiB of host memory, fewer than {_MOST_GIB:,}")
+        if drawn and (found.emit or found.attach or found.log):
+            raise ConfigError("--grid and --html draw the plan itself; leave out --emit, --attach and --log")
         return found
 
     def report(self) -> EngineReport | None:
@@ -85,7 +94,8 @@ def fill_wishes(wishes: dict[str, Any], outputs: Outputs, report: EngineReport |
     wishes["engine"] = wishes.get("engine") or outputs.engine(report)
     if report is None or report.engine != wishes["engine"]:
         return
-    wishes["allow_long"] = wishes["allow_long"] or wishes.get("context") is None  # it runs with its length, right or not
+    if wishes.get("context") is None:
+        wishes["allow_long"] = True  # the engine was given its length, right or wrong
     for wish, said in _TAKEN.items():
         if wishes.get(wish) is None:
             wishes[wish] = getattr(report, said)

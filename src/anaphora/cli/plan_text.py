@@ -20,11 +20,21 @@ _GIB = 2**30
 def headline(report: Report) -> str:
     """'Qwen/Qwen2.5-7B-Instruct on 1 x RTX 4090, vllm'."""
     situation = report.question.situation
-    return f"{report.question.model} on {situation.devices} x {situation.device.name}, {report.question.engine.name}"
+    named = f"{report.question.model} on {situation.devices} x {situation.device.name}, {report.question.engine.name}"
+    return named + _assumed(report)
+
+
+def _assumed(report: Report) -> str:
+    """What follows every figure that rests on --assume-full-attention."""
+    return " [assumed]" if report.question.geometry.assumed_full_attention else ""
 
 
 def verdict(report: Report) -> str:
     """Yes or no, with the numbers."""
+    return _verdict(report) + _assumed(report)
+
+
+def _verdict(report: Report) -> str:
     now, asked = report.answer, report.question.workload
     wanted = f"{asked.concurrency:,} x {asked.context:,} tokens"
     if not now.weights_fit:
@@ -106,22 +116,24 @@ def _bar(console: Console, report: Report) -> None:
 
 def _limits(console: Console, report: Report) -> None:
     now, asked = report.answer, report.question.workload
-    capacity = now.capacity
+    capacity, assumed = now.capacity, _assumed(report)
     console.print(
         f"  KV: {capacity.num_blocks:,} blocks of {capacity.block_bytes:,} bytes; a request of {asked.context:,} "
-        f"tokens takes {capacity.request_bytes:,} bytes ({human_bytes(capacity.request_bytes)})"
+        f"tokens takes {capacity.request_bytes:,} bytes ({human_bytes(capacity.request_bytes)}){assumed}"
     )
-    console.print(f"  longest context for {asked.concurrency:,} at once: {report.longest_context:,} tokens")
-    console.print(f"  most at once with {asked.context:,} tokens:  {report.most_requests:,} requests")
+    console.print(f"  longest context for {asked.concurrency:,} at once: {report.longest_context:,} tokens{assumed}")
+    console.print(f"  most at once with {asked.context:,} tokens:  {report.most_requests:,} requests{assumed}")
     if asked.shared_prefix:
         step = capacity.reuse_step
         if step and asked.shared_prefix >= step and now.saved_bytes:
             text = f"saves {now.saved_bytes:,} bytes ({human_bytes(now.saved_bytes)})"
         elif step and asked.shared_prefix < step:
             text = f"is never reused: the engine reuses prefixes in steps of {step:,} tokens"
+        elif asked.concurrency == 1:
+            text = "saves no memory with one request at a time; a later one need not compute it again"
         else:
             text = "saves no memory: this engine keeps a copy for each request"
-        console.print(f"  the shared prefix of {asked.shared_prefix:,} tokens {text}")
+        console.print(f"  the shared prefix of {asked.shared_prefix:,} tokens {text}{assumed}")
     _offload(console, report)
 
 
@@ -132,7 +144,7 @@ def _offload(console: Console, report: Report) -> None:
     console.print(
         f"  a prefix of {found.tokens:,} tokens: {_seconds(found.recompute_seconds)} to compute, "
         f"{_seconds(found.ram_seconds)} to load from RAM, {_seconds(found.ssd_seconds)} from an SSD at 3 GB/s"
-        f"{'; an offload tier pays' if found.pays else ''}"
+        f"{'; an offload tier pays' if found.pays else ''}{_assumed(report)}"
     )
 
 
@@ -140,7 +152,7 @@ def _ways(console: Console, report: Report) -> None:
     from rich import box
     from rich.table import Table
 
-    table = Table(title="Ways out", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(title=f"Ways out{_assumed(report)}", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for column, justify in (
         ("change", "left"),
         ("fits", "left"),
@@ -169,9 +181,9 @@ def _settings(console: Console, report: Report) -> None:
         return
     console.print("\nSet")
     for setting in report.recommended:
-        console.print(f"  {setting.name:<24} {setting.value:<8} {setting.why}")
+        console.print(f"  {setting.name:<24} {setting.value:<8} {setting.why}{_assumed(report)}")
     rule = report.rule
-    console.print(f"  the 1.2x rule ({rule.max_model_len:,}): {rule.verdict}")
+    console.print(f"  the 1.2x rule ({rule.max_model_len:,}): {rule.verdict}{_assumed(report)}")
 
 
 def _grid(console: Console, report: Report) -> None:

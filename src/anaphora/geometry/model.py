@@ -62,6 +62,8 @@ class ModelGeometry:
     vocab_size: int
     max_position: int | None
     """The model's own context length; None when its config names none."""
+    max_position_from: str = "context length of its header"
+    """The key it comes from, and what scales it."""
     trained_position: int | None = None
     """LongRoPE: the shorter length it was trained on, which engines serve by default."""
     parameters: Parameters | None = None
@@ -136,7 +138,7 @@ class ModelGeometry:
     def _of(cls, fields: Fields, stored: StoredWeights | None, assume_full_attention: bool) -> ModelGeometry:
         layers = read_layers(fields, assume_full_attention=assume_full_attention)
         has_attention = any(layer.kv_heads or layer.side for layer in layers)
-        limit, trained = _lengths(fields)
+        limit, named, trained = _lengths(fields)
         return cls(
             architecture=fields.architecture,
             model_type=fields.model_type,
@@ -145,6 +147,7 @@ class ModelGeometry:
             hidden_size=fields.need("hidden_size"),
             vocab_size=fields.need("vocab_size"),
             max_position=limit,
+            max_position_from=named,
             trained_position=trained,
             parameters=_count(fields, layers),
             quantization=checkpoint_quantization(fields),
@@ -205,18 +208,25 @@ def _count(fields: Fields, layers: tuple[LayerKV, ...]) -> Parameters | None:
         return None
 
 
-def _lengths(fields: Fields) -> tuple[int | None, int | None]:
-    """(context limit, shorter length LongRoPE was trained on), as vLLM derives them from the config's keys."""
+def _lengths(fields: Fields) -> tuple[int | None, str, int | None]:
+    """(context limit, where it comes from, shorter length LongRoPE was trained on), as vLLM derives them."""
     named = [key for key in _LENGTH_KEYS if fields.has(key)] or _LENGTH_KEYS  # n_positions beats a class default
-    lengths = [value for key in named if isinstance(value := fields.get(key), int) and value > 0]
-    limit = fields.integer("model_max_length") or (min(lengths) if lengths else None)
+    lengths = {key: value for key in named if isinstance(value := fields.get(key), int) and value > 0}
+    source = min(lengths, key=lambda key: lengths[key], default="")
+    limit = lengths.get(source)
+    own = fields.integer("model_max_length")
+    if own is not None:
+        limit, source = own, "model_max_length"
     rope = fields.mapping("rope_scaling") or fields.mapping("rope_parameters")
     parts = [value for value in rope.values() if isinstance(value, Mapping)] or [rope]
     kinds = {str(part.get("rope_type") or part.get("type") or "default") for part in parts}
     factor = next((value for part in parts if isinstance(value := part.get("factor"), (int, float)) and value > 0), 1)
+    scaled = ", ".join(sorted(kinds - {"default"}))
     if limit is not None and not kinds & _ALREADY_SCALED and "gemma3" not in fields.model_type:
-        limit = int(limit * factor)
+        limit, source = int(limit * factor), f"{source} {limit} x the factor {factor:g} of its {scaled} rope scaling"
+    elif scaled:
+        source = f"{source}, which holds its {scaled} rope scaling already"
     trained = None
     if kinds & {"longrope", "su"}:
         trained = fields.integer("original_max_position_embeddings") or rope.get("original_max_position_embeddings")
-    return limit, trained
+    return limit, source, trained

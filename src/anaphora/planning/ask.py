@@ -11,13 +11,15 @@ from anaphora.planning.capability import compute_capability, engine_device
 from anaphora.planning.engines import Engine, find_engine
 from anaphora.planning.hardware import Device, find_device
 from anaphora.planning.overhead import Situation
-from anaphora.planning.overhead_vllm import default_batched_tokens
+from anaphora.planning.overhead_vllm import default_batch
 from anaphora.planning.plan import Question, check_context, model_limit
 from anaphora.planning.protocol import EngineSettings
 from anaphora.planning.workload import Workload
 
 _DTYPES = {"auto": None, "float32": 4, "float": 4, "bfloat16": 2, "bf16": 2, "float16": 2, "half": 2, "fp16": 2}
 _DEFAULT_CONTEXT = 8192
+_MOST_DEVICES = 4096
+_KERNEL_BLOCK = 16
 _SCHEME_OF = {"compressed-tensors": None, "auto": None, "none": "bfloat16"}
 """What users write for "the checkpoint's own" and "not at all"."""
 _KEEP_FLOAT32 = ("transformers", "anaphora")
@@ -53,17 +55,29 @@ def ask(model: str, geometry: ModelGeometry, wishes: Wishes) -> tuple[Question, 
     device, count, free = _hardware(wishes, remarks)
     engine = find_engine(wishes.engine) if wishes.engine else _default_engine(model, device)
     count, tp, pp = _ranks(engine, wishes, count)
+    if pp > len(geometry.layers):
+        raise ConfigError(f"--pp {pp}: the model has {len(geometry.layers)} layers, and each stage needs one at least")
     limit = model_limit(geometry)
     if wishes.context is not None and not wishes.allow_long:
         check_context(geometry, wishes.context)
+    elif wishes.context is not None and geometry.max_position is not None and wishes.context > geometry.max_position:
+        remarks.append(
+            f"{wishes.context:,} tokens are beyond this model's limit of {geometry.max_position:,} "
+            f"({geometry.max_position_from}): answers may be nonsense there, and engines refuse it unless told"
+        )
     context = min(limit or _DEFAULT_CONTEXT, _DEFAULT_CONTEXT) if wishes.context is None else wishes.context
     if wishes.context is None:
         remarks.append(f"--context was left out: {context:,} tokens assumed")
     workload = Workload(context, wishes.concurrency, wishes.shared_prefix)
     if wishes.utilization is not None and not 0 < wishes.utilization <= 1:
-        near = f"; for {wishes.utilization:g}% write {wishes.utilization / 100:g}" if wishes.utilization <= 100 else ""
-        raise ConfigError(f"--utilization is {wishes.utilization:g}; it is a part of the memory from 0 to 1{near}")
+        percent = 1 < wishes.utilization <= 100
+        near = f"; for {wishes.utilization:g}% write {wishes.utilization / 100:g}" if percent else ""
+        raise ConfigError(
+            f"--utilization is {wishes.utilization:g}; it is a part of the memory, above 0 and at most 1{near}"
+        )
     version = _version(wishes.engine_version)
+    if engine.name == "vllm" and (wishes.block_size or _KERNEL_BLOCK) % _KERNEL_BLOCK:
+        raise ConfigError(f"--block-size is {wishes.block_size}; vLLM's kernels take multiples of {_KERNEL_BLOCK}")
     width, quantization = _weights(geometry, wishes, engine, device)
     settings = EngineSettings(
         max_model_len=context,
@@ -79,8 +93,12 @@ def ask(model: str, geometry: ModelGeometry, wishes: Wishes) -> tuple[Question, 
         device_memory_bytes=device.memory_bytes or 0,
     )
     if engine.name == "vllm" and settings.max_num_batched_tokens is None:
-        batch = default_batched_tokens(settings, version)
-        settings = replace(settings, max_num_batched_tokens=max(batch, settings.max_num_seqs or 1))
+        settings = replace(settings, max_num_batched_tokens=default_batch(settings, version))
+    if settings.max_num_seqs is not None and settings.max_num_seqs < wishes.concurrency:
+        remarks.append(
+            f"--max-num-seqs {settings.max_num_seqs:,} is less than --concurrency {wishes.concurrency:,}: the engine "
+            f"runs {settings.max_num_seqs:,} at once and the others wait, whatever memory is left"
+        )
     if geometry.assumed_full_attention:
         remarks.append(f"{geometry.architecture} is not known: every layer is sized as full attention, as asked")
     situation = Situation(geometry, device, settings, count, wishes.utilization, quantization, version, free_bytes=free)
@@ -91,8 +109,8 @@ def _hardware(wishes: Wishes, remarks: list[str]) -> tuple[Device, int, int | No
     """(device, how many, free bytes where known)."""
     for name in ("count", "tp", "pp"):
         value = getattr(wishes, name)
-        if value is not None and value < 1:
-            raise ConfigError(f"--{name} is {value}; give a positive whole number")
+        if value is not None and not 1 <= value <= _MOST_DEVICES:
+            raise ConfigError(f"--{name} is {value}; give a whole number from 1 to {_MOST_DEVICES:,}")
     asked = wishes.count or (wishes.tp or 1) * (wishes.pp or 1)
     if wishes.hardware is not None:
         return find_device(wishes.hardware), asked, None

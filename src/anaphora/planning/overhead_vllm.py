@@ -66,6 +66,11 @@ def default_batched_tokens(settings: EngineSettings, version: tuple[int, int] | 
     return 8192 if settings.device_memory_bytes >= _LARGE and settings.compute_capability != 80 else 2048
 
 
+def default_batch(settings: EngineSettings, version: tuple[int, int] | None) -> int:
+    """The default of a step, which holds a token of every sequence at least."""
+    return max(default_batched_tokens(settings, version), settings.max_num_seqs or 1)
+
+
 def vllm_budget(situation: Situation) -> Budget:
     """One device's memory under vLLM. Raises UnsupportedModel."""
     settings, version = situation.settings, situation.version or NEWEST

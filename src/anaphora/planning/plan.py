@@ -11,6 +11,7 @@ from anaphora.planning.capability import compute_capability, engine_device
 from anaphora.planning.engines import Engine
 from anaphora.planning.hardware import Device
 from anaphora.planning.overhead import Budget, Situation
+from anaphora.planning.overhead_vllm import default_batch
 from anaphora.planning.protocol import Capacity, EngineSettings
 from anaphora.planning.search import largest
 from anaphora.planning.workload import Workload, needed_bytes, requests_that_fit
@@ -62,7 +63,11 @@ class Question:
         }
         if self.engine.splits_tensors:
             changes |= {"tensor_parallel_size": devices, "pipeline_parallel_size": 1}
-        return replace_device(self, **changes)
+        moved = replace_device(self, **changes)
+        version = self.situation.version
+        if self.engine.name == "vllm" and self.settings.max_num_batched_tokens == default_batch(self.settings, version):
+            return moved.changed(max_num_batched_tokens=default_batch(moved.settings, version))
+        return moved
 
 
 def replace_device(question: Question, **changes: Any) -> Question:
@@ -157,8 +162,9 @@ def check_context(geometry: ModelGeometry, context: int) -> None:
             f"falls. Use {limit} or less, or pass --allow-long"
         )
     raise ConfigError(
-        f"--context {context} is beyond this model's limit of {max(limit, longer)} tokens (max_position_embeddings "
-        f"with its rope scaling). Use {max(limit, longer)} or less, or a config.json whose rope_scaling extends it"
+        f"--context {context} is beyond this model's limit of {max(limit, longer)} tokens "
+        f"({geometry.max_position_from}). Use {max(limit, longer)} or less, a config.json whose rope_scaling and "
+        "max_position_embeddings extend it, or pass --allow-long"
     )
 
 

@@ -8,6 +8,8 @@ from typing import Protocol
 from anaphora.errors import ConfigError
 from anaphora.geometry.model import ModelGeometry
 
+_MOST = 1 << 30
+
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
@@ -35,8 +37,8 @@ class EngineSettings:
                 raise ConfigError(f"{name} is {getattr(self, name)}; give a positive whole number")
         for name in ("block_size", "max_num_seqs", "max_num_batched_tokens"):
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"{name} is {value}; give a positive whole number or leave it out")
+            if value is not None and not 1 <= value <= _MOST:
+                raise ConfigError(f"{name} is {value}; give a positive whole number up to {_MOST:,}, or leave it out")
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,8 +41,8 @@ def rule_of_thumb(question: Question, now: Answer) -> RuleOfThumb:
     limit = model_limit(question.geometry)
     wanted = -(-int(context * _RULE) // _STEP) * _STEP
     longer = min(wanted, limit) if limit else wanted
-    if longer <= context:
-        return RuleOfThumb(context, now.requests, f"the model ends at {context:,} tokens: there is no room above it")
+    if limit and longer <= context:
+        return RuleOfThumb(context, now.requests, f"the model ends at {limit:,} tokens: there is no room above it")
     then = answer(question.changed(context=longer)).requests
     if not question.engine.shares_prefixes:
         verdict = f"costs memory here: every slot is allotted at start, {now.requests:,} -> {then:,} slots"

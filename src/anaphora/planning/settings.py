@@ -44,6 +44,8 @@ class PlanSettings:
     pool_bytes: int
     """Whole blocks of KV that the plan expects."""
     num_blocks: int
+    beyond_limit: bool
+    """max_model_len is more than the model's own limit."""
     why: dict[str, str]
     verdict: str
     corrections: tuple[str, ...] = ()
@@ -103,6 +105,7 @@ def settings_of(
         kv_offload_bytes=kv_offload_bytes,
         pool_bytes=corrected.capacity.num_blocks * corrected.capacity.block_bytes,
         num_blocks=corrected.capacity.num_blocks,
+        beyond_limit=question.geometry.max_position is not None and length > question.geometry.max_position,
         why=why,
         verdict=_pieces(corrected),
         corrections=tuple(corrections),

@@ -102,7 +102,13 @@ def _together(question: Question) -> Iterator[WayOut]:
         scheme, text = schemes[-1]
         options = {"kv_dtype": dtypes[0], "quantization": scheme}
         changes = {"kv_cache_dtype": dtypes[0], "quantization": scheme}
-        yield from _try(question, f"KV in {dtypes[0]} and {text} weights", "both of the above", options, **changes)
+        yield from _try(
+            question,
+            f"KV in {dtypes[0]} and {text} weights",
+            "another checkpoint, some quality; measure it",
+            options,
+            **changes,
+        )
 
 
 def _less_work(question: Question) -> Iterator[WayOut]:
@@ -174,8 +180,11 @@ def _other_engine(question: Question) -> Iterator[WayOut]:
 
 
 def _other_device(question: Question) -> Iterator[WayOut]:
-    """The device of the same vendor with the least memory that is enough, the fastest of equals."""
-    own = question.situation.device
+    """The device of the same vendor with the least memory that is enough, the fastest of equals.
+
+    As many as now; where none is large enough, twice, four times ... up to eight.
+    """
+    own, count = question.situation.device, question.situation.devices
     if own.kind != "gpu":
         return
 
@@ -183,14 +192,22 @@ def _other_device(question: Question) -> Iterator[WayOut]:
         return round((device.memory_bytes or 0) / GIB), -device.bandwidth
 
     larger = [device for device in gpus_of(own.vendor) if (device.memory_bytes or 0) > (own.memory_bytes or 0)]
-    for device in sorted(larger, key=order):
-        try:
-            found = answer(question.on(device, question.situation.devices))
-        except AnaphoraError:
-            continue
-        if found.fits:
-            options = {"hardware": device.id}
-            yield WayOut(
-                f"{device.name} ({(device.memory_bytes or 0) / GIB:.1f} GiB)", options, found, "other hardware"
-            )
-            return
+    while count <= max(_MOST_DEVICES, question.situation.devices):
+        for device in sorted(larger, key=order):
+            try:
+                found = answer(question.on(device, count))
+            except AnaphoraError:
+                continue
+            if found.fits:
+                yield _on_other(question, device, count, found)
+                return
+        count *= 2
+
+
+def _on_other(question: Question, device: Device, count: int, found: Answer) -> WayOut:
+    options: dict[str, Any] = {"hardware": device.id}
+    named = f"{device.name} ({(device.memory_bytes or 0) / GIB:.1f} GiB)"
+    if count == question.situation.devices:
+        return WayOut(named, options, found, "other hardware")
+    options |= {"count": count} | ({"tp": count} if question.engine.splits_tensors else {})
+    return WayOut(f"{count} x {named}", options, found, "other hardware")

@@ -8,6 +8,8 @@ from math import floor
 from anaphora.errors import ConfigError
 from anaphora.planning.protocol import Capacity
 
+_MOST = 1 << 30
+
 
 @dataclass(frozen=True, slots=True)
 class Workload:
@@ -22,8 +24,11 @@ class Workload:
     def __post_init__(self) -> None:
         """Raises ConfigError for impossible wishes."""
         for name in ("context", "concurrency"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"--{name} is {getattr(self, name)}; give a positive whole number")
+            value = getattr(self, name)
+            if value < 1:
+                raise ConfigError(f"--{name} is {value}; give a positive whole number")
+            if value > _MOST:
+                raise ConfigError(f"--{name} is {value}; no engine holds that many, give {_MOST:,} or less")
         if not 0 <= self.shared_prefix < self.context:
             raise ConfigError(
                 f"--shared-prefix {self.shared_prefix} must be at least 0 and shorter than the context of "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from anaphora.planning.emit.render import comment, flag, header, yaml_scalar
-from anaphora.planning.emit.vllm import MADE_FOR, vllm_flags
+from anaphora.planning.emit.vllm import MADE_FOR, allowed, vllm_flags
 from anaphora.planning.settings import PlanSettings
 
 IMAGE = "vllm/vllm-openai:v0.33.0"
@@ -36,7 +36,7 @@ services:
     environment:
       # for models that ask for a login; may stay empty
       HF_TOKEN: ${{HF_TOKEN:-}}
-    volumes:
+{"".join(_variable(word) for word in allowed(settings))}    volumes:
       # weights are downloaded once
       - ${{HOME}}/.cache/huggingface:/root/.cache/huggingface
     restart: unless-stopped
@@ -53,6 +53,11 @@ services:
 
 def _comment(text: str) -> str:
     return comment(f"{text}.", "      ")
+
+
+def _variable(word: str) -> str:
+    name, _, value = word.partition("=")
+    return f"      # the context is beyond the model's own limit\n      {name}: '{value}'\n"
 
 
 def _item(word: str) -> str:

@@ -82,7 +82,8 @@ class VllmYaml:
     engine = "vllm"
 
     def render(self, settings: PlanSettings) -> str:
-        top = header(settings, MADE_FOR, "Use: vllm serve --config THIS_FILE.yaml")
+        words = " ".join([*allowed(settings), "vllm serve --config THIS_FILE.yaml"])
+        top = header(settings, MADE_FOR, f"Use: {words}")
         model = Line("model", settings.model, "a name of the Hub, or a folder")
         return top + "\n" + yaml_lines([model, *vllm_lines(settings)])
 
@@ -95,7 +96,12 @@ class VllmCli:
 
     def render(self, settings: PlanSettings) -> str:
         top = header(settings, MADE_FOR, "Use: paste into a shell")
-        return top + "#\n" + command(["vllm", "serve", settings.model], vllm_flags(settings))
+        return top + "#\n" + command([*allowed(settings), "vllm", "serve", settings.model], vllm_flags(settings))
+
+
+def allowed(plan: PlanSettings) -> list[str]:
+    """The variable without which vLLM refuses a context beyond the model's own limit, where there is one."""
+    return ["VLLM_ALLOW_LONG_MAX_MODEL_LEN=1"] if plan.beyond_limit else []
 
 
 def vllm_flags(plan: PlanSettings) -> list[Line]:
