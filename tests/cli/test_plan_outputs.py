@@ -88,8 +88,8 @@ def test_a_context_beyond_the_limit_brings_the_variable_that_allows_it(target: s
 def test_a_log_of_an_engine_told_to_go_beyond_the_limit_is_read() -> None:
     log = (
         "INFO vLLM API server version 0.11.0\n"
-        "ValueError: To serve at least one request with the models's max seq len (131072), (7.00 GiB KV cache is needed, "
-        "which is larger than the available KV cache memory (5.51 GiB). Based on the available memory, the estimated "
+        "ValueError: To serve at least one request with the models's max seq len (131072), (7.00 GiB KV cache is "
+        "needed, which is larger than the available KV cache memory (5.51 GiB). Based on the available memory, the estimated "
         "maximum model length is 103168. Try increasing `gpu_memory_utilization` or decreasing `max_model_len` when "
         "initializing the engine.\n"
     )
@@ -205,3 +205,10 @@ def test_nothing_listens() -> None:
         port = free.getsockname()[1]
     with pytest.raises(EndpointUnreachable, match="start the server"):
         read_endpoint(f"http://127.0.0.1:{port}")
+
+
+def test_the_bytes_of_a_request_are_those_of_the_length_beside_them() -> None:
+    """max_model_len is 1.2 x the wish here; the figure is of the wish."""
+    _, text = run(*QWEN, "--context", "8192", "--kv-dtype", "fp8", "--emit", "vllm-cli")
+    assert "--max-model-len 9984" in text
+    assert "224 MiB for one request of 8,192 tokens" in text

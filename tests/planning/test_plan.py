@@ -251,8 +251,8 @@ def test_impossible_wishes_name_what_would_do(wishes: dict[str, Any], message: s
 
 
 def test_limits_are_named() -> None:
-    llama = ModelGeometry.from_catalog("meta-llama/Llama-3.1-8B-Instruct")
-    assert llama.max_position_from == "max_position_embeddings, which holds its llama3 rope scaling already"
+    deepseek = ModelGeometry.from_catalog("deepseek-ai/DeepSeek-V3")
+    assert deepseek.max_position_from == "max_position_embeddings, which holds its yarn rope scaling already"
     phi = "microsoft/Phi-3.5-mini-instruct"
     with pytest.raises(ConfigError, match=r"beyond 4096, the length .*LongRoPE.*up to 131072"):
         question(phi, context=100_000)

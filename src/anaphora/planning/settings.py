@@ -78,7 +78,8 @@ def settings_of(
     why |= {
         "share": share.why if share else "",
         "block_size": _block_why(corrected),
-        "kv_cache_dtype": f"{human_bytes(corrected.capacity.request_bytes)} for one request of {length:,} tokens",
+        "kv_cache_dtype": f"{human_bytes(corrected.capacity.request_bytes)} for one request of "
+        f"{question.workload.context:,} tokens",
         "max_num_batched_tokens": "tokens of one step; its activations were taken off the memory for KV",
         "tensor_parallel_size": f"weights and KV heads over {settings.tensor_parallel_size} devices",
         "pipeline_parallel_size": f"layers in {settings.pipeline_parallel_size} stages",

@@ -102,13 +102,8 @@ def _together(question: Question) -> Iterator[WayOut]:
         scheme, text = schemes[-1]
         options = {"kv_dtype": dtypes[0], "quantization": scheme}
         changes = {"kv_cache_dtype": dtypes[0], "quantization": scheme}
-        yield from _try(
-            question,
-            f"KV in {dtypes[0]} and {text} weights",
-            "another checkpoint, some quality; measure it",
-            options,
-            **changes,
-        )
+        change, cost = f"KV in {dtypes[0]} and {text} weights", "another checkpoint, some quality: measure it"
+        yield from _try(question, change, cost, options, **changes)
 
 
 def _less_work(question: Question) -> Iterator[WayOut]:

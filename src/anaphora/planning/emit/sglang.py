@@ -20,9 +20,8 @@ class Sglang:
     def render(self, settings: PlanSettings) -> str:
         top = header(settings, "SGLang 0.5.23", "Use: paste into a shell")
         allowed = ["SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1"] if settings.beyond_limit else []
-        return (
-            top + "#\n" + command([*allowed, "sglang", "serve", "--model-path", settings.model], sglang_lines(settings))
-        )
+        words = [*allowed, "sglang", "serve", "--model-path", settings.model]
+        return top + "#\n" + command(words, sglang_lines(settings))
 
 
 def sglang_lines(plan: PlanSettings) -> list[Line]:
