@@ -90,7 +90,8 @@ def test_a_log_of_an_engine_told_to_go_beyond_the_limit_is_read() -> None:
         "INFO vLLM API server version 0.11.0\n"
         "ValueError: To serve at least one request with the models's max seq len (131072), (7.00 GiB KV cache is "
         "needed, which is larger than the available KV cache memory (5.51 GiB). Based on the available "
-        "memory, the estimated maximum model length is 103168. Try increasing `gpu_memory_utilization` or decreasing `max_model_len` when "
+        "memory, the estimated maximum model length is 103168. "
+        "Try increasing `gpu_memory_utilization` or decreasing `max_model_len` when "
         "initializing the engine.\n"
     )
     _, text = run(*QWEN, "--log", "-", stdin=log)
