@@ -36,6 +36,8 @@ _LENGTH_KEYS = (
     "n_ctx",
 )
 _ALREADY_SCALED = {"default", "su", "longrope", "llama3", "yarn", "deepseek_yarn", "mrope", "proportional"}
+_NO_SCALING = {"default", "mrope", "proportional"}
+"""Kinds of rotary positions that say nothing of the length."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +64,7 @@ class ModelGeometry:
     vocab_size: int
     max_position: int | None
     """The model's own context length; None when its config names none."""
-    max_position_from: str = "context length of its header"
+    max_position_from: str = field(default="context length of its header", compare=False)
     """The key it comes from, and what scales it."""
     trained_position: int | None = None
     """LongRoPE: the shorter length it was trained on, which engines serve by default."""
@@ -221,7 +223,7 @@ def _lengths(fields: Fields) -> tuple[int | None, str, int | None]:
     parts = [value for value in rope.values() if isinstance(value, Mapping)] or [rope]
     kinds = {str(part.get("rope_type") or part.get("type") or "default") for part in parts}
     factor = next((value for part in parts if isinstance(value := part.get("factor"), (int, float)) and value > 0), 1)
-    scaled = ", ".join(sorted(kinds - {"default"}))
+    scaled = ", ".join(sorted(kinds - _NO_SCALING))
     if limit is not None and not kinds & _ALREADY_SCALED and "gemma3" not in fields.model_type:
         limit, source = int(limit * factor), f"{source} {limit} x the factor {factor:g} of its {scaled} rope scaling"
     elif scaled:
