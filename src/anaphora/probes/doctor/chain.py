@@ -71,11 +71,11 @@ async def examine(visit: Visit, diagnosis: Diagnosis, progress: Progress) -> Non
     broken: set[str] = set()
     try:
         for done, check in enumerate(CHECKS):
-            progress(check.title, done, len(CHECKS))
             missing = [need for need in check.needs if need in broken]
             if missing:
                 broken.add(check.name)
                 continue
+            progress(check.title, done, len(CHECKS))
             began = time.perf_counter()
             outcome = await check.run(visit)
             if outcome.stop:
