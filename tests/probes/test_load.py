@@ -86,7 +86,7 @@ def writes(*pieces: bytes, close: bool = False) -> Answer:
 def one(answer: Answer, timeout: float = 5.0) -> StreamResult:
     async def run() -> StreamResult:
         async with answering(answer, timeout) as (send, _):
-            return await send(JOB)
+            return await send(JOB, StreamResult(0.0))
 
     return asyncio.run(run())
 
@@ -155,6 +155,23 @@ def test_failures_have_the_same_kinds_as_elsewhere(answer: Answer, kind: str) ->
     assert "sk-secret" not in str(caught.value)
 
 
+def test_what_came_is_there_while_the_rest_is_awaited() -> None:
+    async def half(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(HEAD + b"\r\n" + STREAM)
+        await asyncio.sleep(5)
+
+    async def run() -> StreamResult:
+        async with answering(half) as (send, _):
+            result = StreamResult(0.0)
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(send(JOB, result), 0.3)
+        return result
+
+    result = asyncio.run(run())
+    assert result.text == "ab"
+    assert len(result.chunk_times) == 2
+
+
 def test_silence_is_a_timeout_but_slow_bytes_are_not() -> None:
     async def silent(_: asyncio.StreamReader, __: asyncio.StreamWriter) -> None:
         await asyncio.sleep(2)
@@ -174,10 +191,10 @@ def test_silence_is_a_timeout_but_slow_bytes_are_not() -> None:
 def test_a_refused_connection_says_so() -> None:
     async def run() -> None:
         async with answering(writes(WHOLE)) as (send, _):
-            await send(JOB)
+            await send(JOB, StreamResult(0.0))
             endpoint = Endpoint.parse("http://127.0.0.1:9", environ={})
             async with ProbeClient(endpoint) as client, Sender(client, "m") as other:
-                await other(JOB)
+                await other(JOB, StreamResult(0.0))
 
     with pytest.raises(ProbeError) as caught:
         asyncio.run(run())
@@ -188,7 +205,7 @@ def test_connections_are_kept_and_stale_ones_replaced() -> None:
     async def run() -> list[int]:
         async with answering(writes(WHOLE)) as (send, counts):
             for _ in range(3):
-                await send(JOB)
+                await send(JOB, StreamResult(0.0))
         return counts
 
     assert asyncio.run(run()) == [3]
@@ -200,9 +217,9 @@ def test_connections_are_kept_and_stale_ones_replaced() -> None:
 
     async def run_stale() -> list[int]:
         async with answering(idle_close) as (send, counts):
-            await send(JOB)
+            await send(JOB, StreamResult(0.0))
             await asyncio.sleep(0.05)
-            assert (await send(JOB)).text == "ab"
+            assert (await send(JOB, StreamResult(0.0))).text == "ab"
         return counts
 
     assert asyncio.run(run_stale()) == [1, 1]
@@ -230,7 +247,7 @@ class Kept:
             self.stop.set()
 
 
-async def quick(_: Job) -> StreamResult:
+async def quick(_: Job, __: StreamResult) -> StreamResult:
     await asyncio.sleep(0.005)
     return StreamResult(time.perf_counter(), chunk_times=[0.005])
 
@@ -264,7 +281,7 @@ def test_the_closed_loop_ends_with_its_jobs_and_spreads_its_start() -> None:
 
 
 def test_errors_are_recorded_and_do_not_end_the_load() -> None:
-    async def failing(_: Job) -> StreamResult:
+    async def failing(_: Job, __: StreamResult) -> StreamResult:
         raise ProbeError("no", kind="http_500")
 
     async def run() -> Kept:
@@ -295,7 +312,7 @@ def test_the_open_loop_is_poisson_and_does_not_wait_for_answers() -> None:
 
 
 def test_the_open_loop_ends_when_it_is_flooded() -> None:
-    async def hangs(_: Job) -> StreamResult:
+    async def hangs(_: Job, __: StreamResult) -> StreamResult:
         await asyncio.sleep(30)
         raise AssertionError
 

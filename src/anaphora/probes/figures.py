@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -112,6 +113,7 @@ class StepResult:
     incremental: bool = True
     engine: Engine = field(default_factory=Engine)
     ttfts: list[float] = field(default_factory=list)
+    """In the order of sending; of a request that was still without its first token the time it had waited."""
     e2es: list[float] = field(default_factory=list)
 
     @property
@@ -134,6 +136,7 @@ class StepResult:
 def summarise(recorder: StepRecorder, slo: ServiceLevel | None) -> StepResult:
     """The figures of a step that is over."""
     start, end = recorder.window
+    now = time.perf_counter()
     measured = recorder.measured
     answered = [o.result for o in measured if o.result is not None]
     seconds = max(end - start, 1e-9) if math.isfinite(start) and math.isfinite(end) else 0.0
@@ -154,7 +157,7 @@ def summarise(recorder: StepRecorder, slo: ServiceLevel | None) -> StepResult:
         len(measured),
         error_counts(measured),
         next((str(o.error) for o in recorder.outcomes if o.error is not None), None),
-        sum(1 for o in recorder.outcomes if start <= o.started < end and o.ended is None),
+        sum(o.ended is None for o in recorder.sent_within),
         recorder.precision,
         Quantiles.of([r.ttft for r in answered]),
         Quantiles.of([gap for r in answered for gap in r.itls]),
@@ -175,13 +178,22 @@ def summarise(recorder: StepRecorder, slo: ServiceLevel | None) -> StepResult:
         chunks / reads if reads else 1.0,
         all(r.incremental for r in answered),
         recorder.engine,
-        [r.ttft for r in answered],
+        [ttft for o in recorder.sent_within if (ttft := _ttft_so_far(o, now)) is not None],
         [r.e2e for r in answered],
     )
 
 
 def _output_tokens(result: StreamResult) -> int:
     return result.completion_tokens or len(result.chunk_times)
+
+
+def _ttft_so_far(outcome: Outcome, now: float) -> float | None:
+    """A lower bound where the first token had not come: without those a server that hangs would look fast."""
+    if outcome.error is not None:
+        return None
+    if outcome.result is not None:
+        return outcome.result.ttft
+    return outcome.partial.chunk_times[0] if outcome.partial.chunk_times else now - outcome.started
 
 
 def _tokens_within(outcomes: Sequence[Outcome], start: float, end: float) -> tuple[float, float]:

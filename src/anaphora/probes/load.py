@@ -12,7 +12,7 @@ import json
 import random
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
@@ -38,6 +38,8 @@ class Outcome:
     late: float = 0.0
     """Open loop: seconds after its scheduled arrival."""
     ended: float | None = None
+    partial: StreamResult = field(default_factory=lambda: StreamResult(0.0))
+    """The answer as far as it has come; not filled through a proxy."""
     result: StreamResult | None = None
     error: ProbeError | None = None
 
@@ -45,8 +47,8 @@ class Outcome:
 _LATER = 0.005
 """Seconds from a read to the parsing of what is in it."""
 
-Send = Callable[[Job], Awaitable[StreamResult]]
-"""Raises ProbeError."""
+Send = Callable[[Job, StreamResult], Awaitable[StreamResult]]
+"""Fills the result while the answer comes, and returns it. Raises ProbeError."""
 
 
 class Recorder(Protocol):
@@ -97,20 +99,20 @@ class Sender:
         while self._idle:
             self._idle.pop().close()
 
-    async def __call__(self, job: Job) -> StreamResult:
+    async def __call__(self, job: Job, result: StreamResult) -> StreamResult:
         """Raises ProbeError."""
         body = self._client.chat_body(self._model, job.messages, job.output_tokens, self._extra)
         content = json.dumps(body, ensure_ascii=False).encode()
         if self._proxied:
             return await self._client.stream("/v1/chat/completions", body)
         request = self._head + b"Content-Length: %d\r\n\r\n" % len(content) + content
-        reading = _Reading(self._endpoint)
+        reading = _Reading(self._endpoint, result)
         try:
             exchange, connect_seconds = await self._exchange(request, reading)
         except httpx.HTTPError as error:
             raise from_transport(error, self._endpoint, streaming=isinstance(error, Cut)) from error
         self._check(exchange)
-        reading.result.connect_seconds = connect_seconds
+        result.connect_seconds = connect_seconds
         return reading.finish(exchange, self._path)
 
     async def _exchange(self, request: bytes, reading: _Reading) -> tuple[Exchange, float]:
@@ -145,10 +147,10 @@ class Sender:
 class _Reading:
     """A stream that is parsed while it comes. An error is kept until the end, where somebody waits for it."""
 
-    def __init__(self, endpoint: Endpoint) -> None:
-        self.result = StreamResult(0.0)
+    def __init__(self, endpoint: Endpoint, result: StreamResult) -> None:
+        self._result = result
         self._endpoint = endpoint
-        self._events = EventReader(self.result, endpoint)
+        self._events = EventReader(result, endpoint)
         self._error: ProbeError | None = None
         self._loop = asyncio.get_running_loop()
 
@@ -173,7 +175,7 @@ class _Reading:
         self.take(exchange)
         if self._error is not None:
             raise self._error
-        result, end_at = self.result, exchange.end_at - exchange.sent
+        result, end_at = self._result, exchange.end_at - exchange.sent
         result.sent, result.headers = exchange.sent, exchange.headers
         result.headers_at = exchange.headers_at - exchange.sent
         if "event-stream" in exchange.headers.get("content-type", ""):
@@ -232,7 +234,7 @@ async def open_loop(send: Send, jobs: Iterator[Job], rate: float, recorder: Reco
 async def _one(send: Send, outcome: Outcome, recorder: Recorder) -> None:
     recorder.sent(outcome)
     try:
-        outcome.result = await send(outcome.job)
+        outcome.result = await send(outcome.job, outcome.partial)
     except ProbeError as error:
         outcome.error = error
         await asyncio.sleep(0.05)  # a server that refuses at once must not be flooded in a circle

@@ -70,8 +70,8 @@ class StepRecorder:
     """A recorder of `load`: warm-up, window, and a tail that keeps the load up until the window's requests are done.
 
     Warm-up: until every client of a closed loop has had its first answer; twice the first answer's time in an open
-    one. A request counts if it was sent within the window, however long it takes: what is cut off at the end would be
-    the slow ones.
+    one; if that takes half of the step's time, there is none. A request counts if it was sent within the window,
+    however long it takes: what is cut off at the end would be the slow ones.
     """
 
     def __init__(self, kind: Kind, level: float, bounds: StepBounds) -> None:
@@ -101,11 +101,15 @@ class StepRecorder:
         return max(20, min(2 * self.clients, self.bounds.requests))
 
     @property
-    def measured(self) -> list[Outcome]:
-        """Complete ones of the window, in the order in which they were sent."""
+    def sent_within(self) -> list[Outcome]:
+        """Requests of the window, in the order in which they were sent."""
         start, end = self.window
-        inside = [o for o in self.outcomes if start <= o.started < end and o.ended is not None]
-        return sorted(inside, key=lambda outcome: outcome.started)
+        return [outcome for outcome in self.outcomes if start <= outcome.started < end]
+
+    @property
+    def measured(self) -> list[Outcome]:
+        """Those of them that are complete."""
+        return [outcome for outcome in self.sent_within if outcome.ended is not None]
 
     def sent(self, outcome: Outcome) -> None:
         self.outcomes.append(outcome)
@@ -162,7 +166,7 @@ class StepRecorder:
         if now >= self.bounds.deadline:
             self.end("time")
         elif start == math.inf and now - self.began >= seconds / 2:
-            self._open(now)
+            self._open(self.began)  # too slow to drop anything
         elif end == math.inf and now - start >= seconds:
             self._close("time")
         elif end < math.inf and (now - end >= seconds or not self._pending):
@@ -188,8 +192,12 @@ class StepRecorder:
         elif now - self.began >= 2 * ((outcome.ended or now) - outcome.started):
             self._open(now)
 
-    def _open(self, now: float) -> None:
-        self.window = (now, math.inf)
+    def _open(self, start: float) -> None:
+        self.window = (start, math.inf)
+        inside = [outcome for outcome in self.outcomes if outcome.started >= start]
+        self._measured_sent = len(inside)
+        self._measured_done = sum(outcome.ended is not None for outcome in inside)
+        self._pending = self._measured_sent - self._measured_done
 
     def _close(self, why: Ended) -> None:
         if self.window[1] == math.inf:

@@ -171,9 +171,9 @@ class _Run:
             await asyncio.gather(watch, shown, return_exceptions=True)
             state.sent += len(recorder.outcomes)
             result = summarise(recorder, state.slo)
-            if result.requests:
+            if result.requests or result.unfinished:
                 state.steps = sorted([*state.steps, result], key=lambda step: step.level)
-        if result.ttft is None and len(state.steps) <= 1:
+        if not any(step.ttft for step in state.steps):
             raise next((o.error for o in recorder.outcomes if o.error is not None), None) or ProbeError(
                 "No request was answered within a step's time; give more --step-seconds, or ask for fewer tokens.",
                 kind="no_answers",
@@ -205,10 +205,12 @@ class _Run:
     def _enough(self, last: StepResult) -> str:
         """Why the sweep should end after this step; empty to go on."""
         steps = self._state.steps
+        if last.kind == "concurrency" and last.unfinished > last.requests:
+            return f"most requests took longer than a step may at {said_load(last.kind, last.level)}"
         if last.ended == "errors" or last.error_share > ERRORS_ALLOWED:
             return f"more than {ERRORS_ALLOWED:.0%} of the requests failed at {said_load(last.kind, last.level)}"
         if last.kind == "rate":
-            behind = [step.ended == "flooded" or fell_behind(step) for step in steps]
+            behind = [step.ended == "flooded" or step.ttft is None or fell_behind(step) for step in steps]
             if last.ended == "flooded" or (all(behind[-2:]) and len(behind) > 1):
                 return "the server falls behind this rate: its queue grows without end"
         elif past_the_knee(steps):
@@ -232,7 +234,9 @@ class _Run:
 
 def fell_behind(step: StepResult) -> bool:
     """Whether an open loop's answers did not keep up with its requests."""
-    return step.kind == "rate" and step.requests >= 20 and step.requests_per_second < FALLEN_BEHIND * step.level
+    if step.kind != "rate" or step.requests + step.unfinished < 20:
+        return False
+    return step.requests_per_second < FALLEN_BEHIND * step.level
 
 
 def said_load(kind: Kind, level: float) -> str:

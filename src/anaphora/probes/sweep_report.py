@@ -73,6 +73,9 @@ def _cautions(state: Sweep) -> list[str]:
     wide = [said_load(s.kind, s.level) for s in state.steps if s.precision > 2 * state.bounds.precision]
     if wide:
         found.append(f"The median TTFT is known less well than asked at {', '.join(wide)}: give more --step-seconds.")
+    cut = [said_load(s.kind, s.level) for s in state.steps if s.unfinished > 0.05 * (s.requests + s.unfinished)]
+    if cut:
+        found.append(f"Many requests were not done in time at {', '.join(cut)}: the table has only those that were.")
     if any(not step.incremental for step in state.steps):
         found.append("Answers came whole although a stream was asked for: TTFT is the total time.")
     pieces = max((step.chunks_per_read for step in state.steps), default=1.0)
