@@ -20,6 +20,7 @@ from anaphora.probes.doctor.engine_line import (
     read_options,
     words_of,
 )
+from anaphora.probes.doctor.engine_options import table_of
 from anaphora.probes.doctor.source import Source
 
 _VLLM_KEYS = {"model", "max-model-len", "gpu-memory-utilization", "max-num-seqs", "tensor-parallel-size", "dtype",
@@ -70,7 +71,7 @@ def _vllm_config(source: Source, node: yaml.MappingNode) -> Launch:
             continue
         if text.lower() == "null" or (isinstance(value, yaml.ScalarNode) and not value.value):
             edit = source.edit(line, source.lines[line - 1], "", safe=True) if text.lower() == "null" else None
-            if not _gone("vllm", name):
+            if name not in table_of("vllm").removed:
                 source.say("vllm.null", line, edit=edit, key=_text(key))
                 continue
         whole = source.lines[line - 1] if value.end_mark.line == key.start_mark.line else None
@@ -78,12 +79,6 @@ def _vllm_config(source: Source, node: yaml.MappingNode) -> Launch:
             name, text = f"no-{name}", ""
         launch.options.append(Option(name, text or None, line, _text(key), whole))
     return launch
-
-
-def _gone(engine: str, name: str) -> bool:
-    from anaphora.probes.doctor.engine_options import table_of
-
-    return name in table_of(engine).removed
 
 
 def _container(source: Source, node: yaml.MappingNode) -> Launch | None:
