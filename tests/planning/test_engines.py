@@ -208,7 +208,7 @@ def test_our_pool_equals_what_serve_resolves(name: str, dtype: str, block: int) 
 def test_our_pool_equals_serve_on_the_real_model(smollm2: Path) -> None:
     """The whole of serve's preparation on the real folder, with a pool of 64 MiB."""
     from anaphora.engine.build import prepare
-    from anaphora.engine.sources import ModelFolder
+    from anaphora.engine.sources.resolve import ModelFolder
 
     pool = 64 << 20
     prepared = prepare(
