@@ -53,7 +53,6 @@ def plan(
     """
     from anaphora.geometry.find import find_geometry
     from anaphora.planning.ask import Wishes, ask
-    from anaphora.planning.attribution import attribute
     from anaphora.planning.plan import answer
     from anaphora.planning.report import as_json as to_json
     from anaphora.planning.report import make_report
@@ -69,6 +68,8 @@ def plan(
         show_settings(outputs, question, now, wishes["dtype"], as_json)
         exit_with(0 if now.fits else 1)
     if engine_report is not None:
+        from anaphora.planning.attribution import attribute
+
         found = attribute(answer(question), engine_report)
         show_difference(found, as_json)
         exit_with(0 if found.inside else 1)
