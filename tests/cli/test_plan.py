@@ -145,3 +145,16 @@ def test_the_real_command_loads_nothing_heavy_and_exits_by_the_answer() -> None:
     assert (refused.returncode, refused.stdout) == (2, "")
     assert refused.stderr.startswith("anaphora: ")
     assert len(refused.stderr.splitlines()) == 1
+
+
+def test_data_parallel_replicas_share_the_requests() -> None:
+    base = ["plan", "Qwen/Qwen2.5-7B-Instruct", "--hardware", "rtx-4090", "--context", "32768"]
+    four = CliRunner().invoke(cli, [*base, "--concurrency", "16", "--dp", "4", "--json"], catch_exceptions=False)
+    one = CliRunner().invoke(cli, [*base, "--concurrency", "4", "--json"], catch_exceptions=False)
+    assert (four.exit_code, one.exit_code) == (0, 0)
+    planned, alone = json.loads(four.stdout), json.loads(one.stdout)
+    assert "one of 4 replicas, with 4 of the 16 requests" in planned.pop("remarks")[0]
+    alone.pop("remarks")
+    assert planned == alone
+    refused = CliRunner().invoke(cli, [*base, "--dp", "0"])
+    assert "--dp is 0" in str(refused.exception)

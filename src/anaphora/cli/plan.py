@@ -17,6 +17,7 @@ from anaphora.cli.plan_outputs import Outputs, fill_wishes, plan_outputs, show_d
 @click.option("--count", type=int, help="How many of them. Default: --tp x --pp.")
 @click.option("--tp", type=int, help="Tensor parallel size. Default: --count.")
 @click.option("--pp", type=int, help="Pipeline parallel size.")
+@click.option("--dp", type=int, default=1, show_default=True, help="Replicas; each on --tp x --pp devices of its own.")
 @click.option("--context", type=int, help="Tokens of one request, prompt and answer.")
 @click.option("--concurrency", type=int, default=1, show_default=True, help="Requests at once.")
 @click.option("--shared-prefix", type=int, default=0, show_default=True, help="Tokens that all of them begin with.")

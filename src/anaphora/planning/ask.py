@@ -34,6 +34,7 @@ class Wishes:
     count: int | None = None
     tp: int | None = None
     pp: int | None = None
+    dp: int = 1
     context: int | None = None
     concurrency: int = 1
     shared_prefix: int = 0
@@ -52,6 +53,7 @@ class Wishes:
 def ask(model: str, geometry: ModelGeometry, wishes: Wishes) -> tuple[Question, list[str]]:
     """(the question, remarks on what was chosen). Raises ConfigError, HardwareNotFound."""
     remarks: list[str] = []
+    wishes = _one_replica(wishes, remarks)
     device, count, free = _hardware(wishes, remarks)
     engine = find_engine(wishes.engine) if wishes.engine else _default_engine(model, device)
     count, tp, pp = _ranks(engine, wishes, count)
@@ -103,6 +105,21 @@ def ask(model: str, geometry: ModelGeometry, wishes: Wishes) -> tuple[Question, 
         remarks.append(f"{geometry.architecture} is not known: every layer is sized as full attention, as asked")
     situation = Situation(geometry, device, settings, count, wishes.utilization, quantization, version, free_bytes=free)
     return Question(model, engine, situation, workload), remarks
+
+
+def _one_replica(wishes: Wishes, remarks: list[str]) -> Wishes:
+    """Data parallelism: replicas with weights and KV of their own share the requests; one of them is planned."""
+    if wishes.dp < 1:
+        raise ConfigError(f"--dp is {wishes.dp}; give a positive whole number")
+    if wishes.dp == 1:
+        return wishes
+    share = -(-wishes.concurrency // wishes.dp)
+    remarks.append(
+        f"--dp {wishes.dp}: planned is one of {wishes.dp} replicas, with {share:,} of the {wishes.concurrency:,} "
+        "requests, on devices of its own with whole weights (experts are not spread). A prefix is warm only on the "
+        f"replica that computed it. In vLLM: --data-parallel-size {wishes.dp}"
+    )
+    return replace(wishes, concurrency=share, dp=1)
 
 
 def _hardware(wishes: Wishes, remarks: list[str]) -> tuple[Device, int, int | None]:
