@@ -205,7 +205,8 @@ class _Run:
     def _enough(self, last: StepResult) -> str:
         """Why the sweep should end after this step; empty to go on."""
         steps = self._state.steps
-        if last.kind == "concurrency" and last.unfinished > last.requests:
+        cut = bool(self._bounded())  # then it is the bound that left requests unfinished
+        if last.kind == "concurrency" and last.unfinished > last.requests and not cut:
             return f"most requests took longer than a step may at {said_load(last.kind, last.level)}"
         if last.ended == "errors" or last.error_share > ERRORS_ALLOWED:
             return f"more than {ERRORS_ALLOWED:.0%} of the requests failed at {said_load(last.kind, last.level)}"
