@@ -25,7 +25,6 @@ from anaphora.probes.sweep import Loads, Sweep, measure
 from anaphora.probes.sweep_report import as_dict, html_page
 from anaphora.probes.workload import Job, Lengths, SyntheticWorkload
 from support.fake_server import Fake, serving
-from support.noise import may_stall
 
 QUICK = ["--prompt-tokens", "60", "--output-tokens", "5", "--step-seconds", "2", "--precision", "0.15", "--seed", "1"]
 
@@ -46,7 +45,6 @@ def report(url: str, *arguments: str) -> dict[str, Any]:
     return found
 
 
-@may_stall
 def test_a_batch_limit_is_found_with_its_knee_and_its_reason(tmp_path: Path) -> None:
     html = tmp_path / "report.html"
     server = fake(kv_tokens=10_000, api_key="sk-very-secret-key")
@@ -74,7 +72,6 @@ def test_a_batch_limit_is_found_with_its_knee_and_its_reason(tmp_path: Path) -> 
     assert all("ignore_eos" in body for body in server.requests[-5:])
 
 
-@may_stall
 def test_full_kv_memory_is_found() -> None:
     with serving(fake(max_num_seqs=None, kv_tokens=66 * 3)) as url:
         found = report(url)
@@ -82,7 +79,6 @@ def test_full_kv_memory_is_found() -> None:
     assert found["knee"]["step"] in (2, 3, 4)
 
 
-@may_stall
 def test_an_open_loop_ends_when_the_server_falls_behind() -> None:
     """Three places of 80 ms each: about 37 requests/s."""
     with serving(fake(counters="missing")) as url:
@@ -94,7 +90,6 @@ def test_an_open_loop_ends_when_the_server_falls_behind() -> None:
     assert served < 50
 
 
-@may_stall
 def test_a_rate_limit_is_named_and_the_errors_are_counted() -> None:
     with serving(fake(refuse_above=3, max_num_seqs=None)) as url:
         found = report(url, "--concurrency", "1:16")
@@ -103,7 +98,6 @@ def test_a_rate_limit_is_named_and_the_errors_are_counted() -> None:
     assert "5% of the requests failed" in found["stopped"]
 
 
-@may_stall
 def test_shared_prefixes_show_up_as_cached_tokens() -> None:
     with serving(fake(granularity=1, max_num_seqs=None)) as url:
         found = report(url, "--concurrency", "2", "--shared-prefix", "40")
@@ -112,7 +106,6 @@ def test_shared_prefixes_show_up_as_cached_tokens() -> None:
     assert found["knee"] is None
 
 
-@may_stall
 def test_a_trace_is_replayed(tmp_path: Path) -> None:
     trace = tmp_path / "trace.jsonl"
     rows = [{"input_length": 1024 + 50 * n, "output_length": 40, "hash_ids": [0, 1, 2 + n]} for n in range(30)]
@@ -125,7 +118,6 @@ def test_a_trace_is_replayed(tmp_path: Path) -> None:
     assert step["cached_share"] > 0.3
 
 
-@may_stall
 def test_an_unmet_service_level_is_exit_code_1_and_the_text_has_the_definitions() -> None:
     with serving(fake()) as url:
         result = run(url, *QUICK, "--concurrency", "1,2", "--slo", "ttft=1ms")
@@ -135,14 +127,12 @@ def test_an_unmet_service_level_is_exit_code_1_and_the_text_has_the_definitions(
     assert "concurrency 1: TTFT p50" in result.stderr
 
 
-@may_stall
 def test_bounds_in_requests_and_time_are_kept() -> None:
     server = fake()
     with serving(server) as url:
-        before = len(server.requests)
-        found = report(url, "--max-requests", "60", "--step-seconds", "20")
+        found = report(url, "--max-requests", "60")
         assert found["requests_sent"] == 60
-        assert len(server.requests) - before <= 60 + 2  # two that measure the scale
+        assert len(server.requests) <= 60 + 2  # two that measure the scale
         assert "--max-requests" in found["stopped"]
         began = time.monotonic()
         found = report(url, "--max-seconds", "3", "--precision", "0.001", "--concurrency", "1,2,3,4")
@@ -151,7 +141,6 @@ def test_bounds_in_requests_and_time_are_kept() -> None:
     assert found["steps"]
 
 
-@may_stall
 def test_a_step_with_few_answers_ends_the_sweep_and_keeps_the_earlier_ones() -> None:
     """One place of 0.5 s: alone a request is answered in time, of forty the last would wait for twenty seconds."""
     with serving(fake(max_num_seqs=1, overhead=0.5)) as url:
@@ -167,7 +156,6 @@ def test_a_dead_server_is_exit_code_3() -> None:
     assert result.exit_code == 3 or "Nothing listens" in str(result.exception)
 
 
-@may_stall
 def test_what_was_measured_is_kept_when_it_is_interrupted() -> None:
     endpoint: Endpoint
 
