@@ -1,0 +1,1 @@
+"""Stores shared between servers: Valkey and Redis, Mooncake Store, and whatever outside packages register."""
