@@ -47,11 +47,11 @@ class Outcome(Enum):
 class Space:
     """What blocks of one model in one form have in common; written with them, for `anaphora cache`.
 
-    The salt is not in it: that is a tenant's secret, and the keys cover it.
+    Adapter and salt are not in it: the keys cover them, and a salt is a tenant's secret.
     """
 
     digest: bytes
-    """16 bytes over weights, codec and version, layout, tokenizer and adapter."""
+    """16 bytes over weights, codec and version, layout and tokenizer: few spaces share a directory."""
     model: str
     """The name people know it by; decides nothing."""
     codec: str
@@ -68,6 +68,8 @@ class BlockMeta:
     """Key of the block before it in the same group; of the chain's root for the first."""
     tokens: bytes
     """The block's token ids, packed as unsigned 32-bit little endian."""
+    depth: int
+    """Blocks before it in its chain; 0 for the first."""
     space: Space
 
 

@@ -1,0 +1,296 @@
+"""One file of the disk tier: equal slots for the blocks of one space, and the table that says what is in them.
+
+    0            superblock   magic, version, xxh3-128, JSON: slot size and count, space
+    4096         table        one 64-byte record per slot; all zeros: the slot is free
+    data_start   slots        each: header (format.py), filled up to whole pages; payload, filled up to whole pages
+
+    record:  0 key 16 | 16 parent 16 | 32 stored at, s since 1970, 8 | 40 payload bytes 4 | 44 header bytes 4
+             | 48 xxh3-64 of the record up to here, seeded with the slot's number, 8 | 56 last used 8
+
+A block is committed by its record, which is written after its slot and wiped before the slot is written again: a
+process that dies in between leaves a free slot. Nothing is synced, because a killed process loses nothing that it
+wrote; after a power failure what did not reach the disk fails its checksum and is a miss.
+Slots go around the page cache where the file system can (they would only be there twice); records go through it.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import struct
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from os import posix_fallocate, pread, preadv, pwrite, pwritev
+from pathlib import Path
+
+from xxhash import xxh3_64_intdigest, xxh3_128_digest
+
+from anaphora.errors import AnaphoraError
+from anaphora.tiers.format import CorruptBlock, header_bytes, pack_header
+from anaphora.tiers.memory import PAGE, copy, is_paged, page_buffer, round_up
+from anaphora.tiers.store import BlockMeta, Space
+from anaphora.types import BlockHash
+
+MAGIC = b"ANAKVSEG"
+VERSION = 1
+_SUPERBLOCK = struct.Struct("<8sII16s")  # magic, version, length of the JSON, checksum of the JSON
+_RECORD = struct.Struct("<16s16sQIIQQ")
+_CHECKED = 48
+_FREE = bytes(_RECORD.size)
+_LAST_USED_AT = 56
+_SANE_CLOCK = 1 << 62
+_MODEL_CHARS = 200
+"""Of a model's name are kept: the superblock is one page."""
+
+
+class CorruptSegment(AnaphoraError):
+    """The file is no segment of this version; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What the table says about one slot."""
+
+    slot: int
+    key: BlockHash
+    parent: BlockHash
+    stored_at: int
+    """Seconds since 1970 by the clock of then; no order of entries depends on it."""
+    payload_bytes: int
+    header_bytes: int
+    last_used: int
+
+
+def slot_bytes(tokens: bytes, payload_bytes: int) -> int:
+    """Bytes of a slot for such a block."""
+    return round_up(header_bytes(tokens)) + round_up(payload_bytes)
+
+
+def data_start(num_slots: int) -> int:
+    return PAGE + round_up(num_slots * _RECORD.size)
+
+
+def file_bytes(slot_size: int, num_slots: int) -> int:
+    """Bytes of a segment's file, which never change."""
+    return data_start(num_slots) + num_slots * slot_size
+
+
+def slots_that_fit(slot_size: int, size: int) -> int:
+    """The most slots of a segment whose file has at most `size` bytes."""
+    count = max(0, (size - PAGE) // (slot_size + _RECORD.size))
+    while count and file_bytes(slot_size, count) > size:
+        count -= 1
+    return count
+
+
+class _Scratch(threading.local):
+    """Page-aligned memory of each thread that reads or writes."""
+
+    def __init__(self) -> None:
+        self._memory = page_buffer(PAGE)
+
+    def take(self, size: int) -> memoryview:
+        if self._memory.nbytes < size:
+            self._memory = page_buffer(size)
+        return self._memory[:size]
+
+
+_scratch = _Scratch()
+
+
+class Segment:
+    """An open segment. Methods raise OSError when the device says no; slots are the caller's to hand out."""
+
+    def __init__(self, path: Path, space: Space, slot_size: int, num_slots: int, *, write: bool = True) -> None:
+        self.path = path
+        self.space = space
+        self.slot_size = slot_size
+        self.num_slots = num_slots
+        self.file_bytes = file_bytes(slot_size, num_slots)
+        self.free: list[int] = []
+        """Slots without a block; the last goes next."""
+        flags = (os.O_RDWR if write else os.O_RDONLY) | os.O_CLOEXEC
+        self._table = os.open(path, flags)
+        self._data = _open_direct(path, flags)
+        self._data_start = data_start(num_slots)
+
+    @classmethod
+    def create(cls, path: Path, space: Space, slot_size: int, num_slots: int) -> Segment:
+        """A new file, whole or not there at all; its space is taken from the file system now. Raises OSError."""
+        text = json.dumps(
+            {
+                "slot_bytes": slot_size,
+                "num_slots": num_slots,
+                "space": space.digest.hex(),
+                "model": space.model[:_MODEL_CHARS],
+                "codec": space.codec,
+            }
+        ).encode()
+        unfinished = path.with_suffix(".tmp")
+        fd = os.open(unfinished, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            posix_fallocate(fd, 0, file_bytes(slot_size, num_slots))
+            start = _SUPERBLOCK.pack(MAGIC, VERSION, len(text), xxh3_128_digest(text)) + text
+            _check_whole(pwrite(fd, start, 0), len(start))
+            unfinished.rename(path)
+            segment = cls(path, space, slot_size, num_slots)
+        except OSError:
+            unfinished.unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
+            raise
+        finally:
+            os.close(fd)
+        segment.free = list(range(num_slots - 1, -1, -1))
+        return segment
+
+    @classmethod
+    def open(cls, path: Path, *, write: bool = True) -> Segment:
+        """An existing file; slots that were cut off are there, empty, when it may be written.
+
+        Raises CorruptSegment and OSError.
+        """
+        with path.open("rb", buffering=0) as file:
+            raw = file.read(PAGE)
+            size = os.fstat(file.fileno()).st_size
+        space, slot_size, num_slots = _parse_superblock(raw)
+        segment = cls(path, space, slot_size, num_slots, write=write)
+        if write and size != segment.file_bytes:
+            try:
+                os.truncate(path, segment.file_bytes)
+            except OSError:
+                segment.close()
+                raise
+        return segment
+
+    def records(self) -> Iterator[Record | None]:
+        """What each slot holds, in order; None: nothing, or a record that was not written whole."""
+        raw = pread(self._table, self.num_slots * _RECORD.size, PAGE)
+        raw += bytes(self.num_slots * _RECORD.size - len(raw))
+        for slot in range(self.num_slots):
+            yield _parse_record(raw[slot * _RECORD.size : (slot + 1) * _RECORD.size], slot)
+
+    def record(self, slot: int) -> Record | None:
+        """The record of one slot as it is now."""
+        raw = pread(self._table, _RECORD.size, PAGE + slot * _RECORD.size)
+        return _parse_record(raw.ljust(_RECORD.size, b"\0"), slot)
+
+    def wipe(self, slot: int) -> None:
+        """The slot holds nothing from now on; before it is written again, and when its block is forgotten."""
+        self._write_record(slot, 0, _FREE)
+
+    def commit(self, slot: int, meta: BlockMeta, payload_bytes: int, *, stored_at: int, last_used: int) -> None:
+        """The slot, written before, holds this block from now on, whatever happens to the process."""
+        head = _RECORD.pack(
+            meta.key, meta.parent, max(0, stored_at), payload_bytes, header_bytes(meta.tokens), 0, last_used
+        )
+        check = xxh3_64_intdigest(head[:_CHECKED], slot).to_bytes(8, "little")
+        self._write_record(slot, 0, head[:_CHECKED] + check + head[_LAST_USED_AT:])
+
+    def touch(self, slot: int, last_used: int) -> None:
+        """Remember over a restart when the block was used."""
+        self._write_record(slot, _LAST_USED_AT, last_used.to_bytes(8, "little"))
+
+    def write(self, slot: int, meta: BlockMeta, payload: memoryview) -> int:
+        """Fill a slot; not yet a block of the file until `commit`. Bytes written."""
+        header = pack_header(meta, payload)
+        front = round_up(len(header))
+        parts = self._parts(front, payload, _scratch)
+        parts[0][: len(header)] = header
+        if len(parts) == 1:
+            copy(parts[0][front : front + payload.nbytes], payload)
+        size = sum(part.nbytes for part in parts)
+        _check_whole(pwritev(self._data, parts, self._offset(slot)), size)
+        return size
+
+    def read(self, slot: int, meta: BlockMeta, into: memoryview) -> None:
+        """Read and verify one block. Raises CorruptBlock unless it is that very one, whole."""
+        front = round_up(header_bytes(meta.tokens))
+        parts = self._parts(front, into, _scratch)
+        size = sum(part.nbytes for part in parts)
+        if size > self.slot_size or preadv(self._data, parts, self._offset(slot)) != size:
+            raise CorruptBlock("the file ends inside the block")
+        if len(parts) == 1:
+            copy(into, parts[0][front : front + into.nbytes])
+        expected = pack_header(meta, into)
+        if parts[0][: len(expected)] != expected:
+            raise CorruptBlock("not the bytes that were stored, or not those of these tokens")
+
+    def read_raw(self, record: Record) -> tuple[memoryview, memoryview]:
+        """(header, payload) of a slot, unverified; good until this thread reads again. Raises CorruptBlock."""
+        front = round_up(record.header_bytes)
+        size = front + round_up(record.payload_bytes)
+        if size > self.slot_size:
+            raise CorruptBlock("its record claims more bytes than a slot has")
+        memory = _scratch.take(size)
+        if preadv(self._data, [memory], self._offset(record.slot)) != size:
+            raise CorruptBlock("the file ends inside the block")
+        return memory[: record.header_bytes], memory[front : front + record.payload_bytes]
+
+    def close(self) -> None:
+        os.close(self._table)
+        os.close(self._data)
+
+    def delete(self) -> None:
+        """Remove the file and close it. Raises OSError."""
+        self.path.unlink()
+        self.close()
+
+    def _offset(self, slot: int) -> int:
+        return self._data_start + slot * self.slot_size
+
+    @staticmethod
+    def _parts(front: int, payload: memoryview, scratch: _Scratch) -> list[memoryview]:
+        """Memory for one transfer: header page and payload itself, or one scratch area when that lies badly."""
+        if is_paged(payload):
+            return [scratch.take(front), payload]
+        return [scratch.take(front + round_up(payload.nbytes))]
+
+    def _write_record(self, slot: int, at: int, raw: bytes) -> None:
+        _check_whole(pwrite(self._table, raw, PAGE + slot * _RECORD.size + at), len(raw))
+
+
+def _parse_record(raw: bytes, slot: int) -> Record | None:
+    key, parent, stored_at, payload, header, check, last_used = _RECORD.unpack(raw)
+    if not check or xxh3_64_intdigest(raw[:_CHECKED], slot) != check:
+        return None
+    # The last use is not under the checksum: it changes with every hit, and only orders the entries.
+    used = last_used if last_used < _SANE_CLOCK else 0
+    return Record(slot, BlockHash(key), BlockHash(parent), stored_at, payload, header, used)
+
+
+def _open_direct(path: Path, flags: int) -> int:
+    try:
+        return os.open(path, flags | getattr(os, "O_DIRECT", 0))
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        return os.open(path, flags)  # a file system without direct I/O
+
+
+def _check_whole(written: int, asked: int) -> None:
+    if written != asked:
+        raise OSError(errno.ENOSPC, f"only {written} of {asked} bytes were written")
+
+
+def _parse_superblock(raw: bytes) -> tuple[Space, int, int]:
+    if len(raw) < PAGE:
+        raise CorruptSegment("the file is cut short")
+    magic, version, length, checksum = _SUPERBLOCK.unpack_from(raw)
+    if magic != MAGIC:
+        raise CorruptSegment("the file does not start with the magic bytes")
+    if version != VERSION:
+        raise CorruptSegment(f"version {version} of the format; this program reads version {VERSION}")
+    text = raw[_SUPERBLOCK.size : _SUPERBLOCK.size + length]
+    if len(text) != length or xxh3_128_digest(text) != checksum:
+        raise CorruptSegment("the superblock's checksum is wrong")
+    try:
+        fields = json.loads(text)
+        space = Space(bytes.fromhex(fields["space"]), str(fields["model"]), str(fields["codec"]))
+        slot_size, num_slots = int(fields["slot_bytes"]), int(fields["num_slots"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise CorruptSegment(f"the superblock makes no sense: {error}") from error
+    if slot_size < 2 * PAGE or slot_size % PAGE or num_slots < 1:
+        raise CorruptSegment(f"the superblock makes no sense: {num_slots} slots of {slot_size} bytes")
+    return space, slot_size, num_slots
