@@ -1,10 +1,10 @@
 """Which blocks are read from the shared store so often that a copy should stay here.
 
 A prefix that everybody uses lives on one node of the store, and every server asks that node for it (TokenLake,
-arXiv 2508.17219, balances such heavy hitters by replication). Here each server keeps its own copy of what it reads often:
-counting costs a fixed 256 KiB, whatever the number of keys. A count-min sketch with conservative update (Estan and
-Varghese, 2002) never counts too few; halving all counts after every `window` reads forgets old fame, as TinyLFU does
-(Einziger et al., arXiv 1512.00727).
+arXiv 2508.17219, balances such heavy hitters by replication). Here each server keeps its own copy of what it reads
+often: counting costs a fixed 256 KiB, whatever the number of keys. A count-min sketch with conservative update (Estan
+and Varghese, 2002) never counts too few; halving all counts after every `window` reads forgets old fame, as TinyLFU
+does (Einziger et al., arXiv 1512.00727).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class HotKeys:
     def _count(self, key: bytes) -> int:
         # Keys are digests already, but those of one prefix's cache groups differ in the last two bytes only:
         # the last word is stirred into every row.
-        words = struct.unpack("<4I", key)
+        words: tuple[int, ...] = struct.unpack("<4I", key)
         places = [((word ^ words[3]) * odd & 0xFFFFFFFF) >> 16 for word, odd in zip(words[:3], _ODD, strict=False)]
         places.append((words[3] * _ODD[3] & 0xFFFFFFFF) >> 16)
         seen = min(row[place] for row, place in zip(self._rows, places, strict=True))

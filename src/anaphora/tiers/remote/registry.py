@@ -1,7 +1,7 @@
 """From a URL to a store: the built-in schemes, and those that installed packages register.
 
-    [project.entry-points."anaphora.remote_stores"]
-    s3 = "my_package.store:open_store"        # (url: str) -> RemoteStore
+[project.entry-points."anaphora.remote_stores"]
+s3 = "my_package.store:open_store"        # (url: str) -> RemoteStore
 """
 
 from __future__ import annotations
