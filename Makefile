@@ -10,7 +10,7 @@ PIP_ARGS ?=
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(PIP_ARGS)
 
-.PHONY: run test lint types format clean
+.PHONY: run test sanitize lint types format clean
 
 run: $(VENV)/.serve
 	$(BIN)/anaphora pull $(MODEL)
@@ -18,6 +18,14 @@ run: $(VENV)/.serve
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -n auto --dist loadfile $(ARGS)
+
+# The native kernels' tests under the address and undefined-behaviour sanitizers.
+sanitize: $(VENV)/.dev
+	$(BIN)/cmake -S . -B build/sanitize -G Ninja -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS=-O1 -DANAPHORA_SANITIZE=ON \
+		-DANAPHORA_TEST_TARGETS=ON -DPython_EXECUTABLE=$(abspath $(BIN))/python -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja
+	$(BIN)/cmake --build build/sanitize
+	ANAPHORA_SANITIZED=$(abspath build/sanitize) ASAN_OPTIONS=detect_leaks=0 LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so)" \
+		$(BIN)/python -m pytest -p no:cacheprovider tests/native $(ARGS)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -37,12 +45,12 @@ $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed: make run PYTHON=python3.12"; exit 1; }
 	@$(PYTHON) -m venv $(VENV) || { echo "venv is missing; on Debian: apt-get install python3-venv"; exit 1; }
 
-$(VENV)/.serve: pyproject.toml constraints.txt | $(BIN)/python
+$(VENV)/.serve: pyproject.toml constraints.txt CMakeLists.txt $(wildcard native/*) | $(BIN)/python
 	@echo "Installing (torch is about 200 MB; once) ..."
 	$(PIP) -e '.[serve]'
 	@touch $@
 
-$(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
+$(VENV)/.dev: pyproject.toml constraints.txt CMakeLists.txt $(wildcard native/*) | $(BIN)/python
 	@echo "Installing with test tools ..."
-	$(PIP) -e '.[dev]'
+	$(PIP) -C cmake.define.ANAPHORA_TEST_TARGETS=ON -e '.[dev]'
 	@touch $@

@@ -1,0 +1,78 @@
+#include "elementwise.h"
+
+#include "math.h"
+
+namespace ANAPHORA_TARGET {
+
+// 1 / sqrt(mean(x^2) + eps): lane by lane in order, then the lanes, then the rest.
+float norm_factor(const float *x, int64_t width, float eps) {
+    vf squares{};
+    int64_t i = 0;
+    for (; i + kLanes <= width; i += kLanes) {
+        const vf v = load<vf>(x + i);
+        squares = fma(v, v, squares);
+    }
+    float total = sum(squares);
+    for (; i < width; ++i) total = x[i] * x[i] + total;
+    return 1.0f / __builtin_sqrtf(total / static_cast<float>(width) + eps);
+}
+
+namespace {
+
+using anaphora::QkNorm;
+using anaphora::RotaryOp;
+using anaphora::WeightType;
+using anaphora::Weights;
+
+void norm(const float *x, const float *weight, int64_t width, float eps, float scale, bool adds, float *out) {
+    const float factor = norm_factor(x, width, eps);
+    for (int64_t i = 0; i < width; ++i) {
+        const float normed = x[i] * factor * weight[i];
+        out[i] = adds ? out[i] + normed * scale : normed * scale;
+    }
+}
+
+void rotate(const RotaryOp &op, float *qk, const float *cos, const float *sin) {
+    const int64_t dim = op.head_dim, heads = op.query_heads + op.kv_heads, queries = op.query_heads * dim;
+    if (op.norm == QkNorm::projection) {
+        norm(qk, op.norm_weight, queries, op.norm_eps, 1, false, qk);
+        norm(qk + queries, op.norm_weight + queries, op.kv_heads * dim, op.norm_eps, 1, false, qk + queries);
+    }
+    for (int64_t head = 0; head < heads; ++head) {
+        float *x = qk + head * dim;
+        if (op.norm == QkNorm::head) norm(x, op.norm_weight + head * dim, dim, op.norm_eps, 1, false, x);
+        for (int i = 0; i < op.half; ++i) {
+            const float first = x[i], second = x[i + op.half];
+            x[i] = first * cos[i] - second * sin[i];
+            x[i + op.half] = second * cos[i] + first * sin[i];
+        }
+    }
+}
+
+float from_bfloat16(uint16_t bits) {
+    const uint32_t wide = static_cast<uint32_t>(bits) << 16;
+    float value;
+    __builtin_memcpy(&value, &wide, sizeof value);
+    return value;
+}
+
+void embed(const Weights &weights, int64_t token, float scale, float *out) {
+    const auto *panel = static_cast<const char *>(weights.panels) + token / anaphora::kPanel * weights.panel_bytes();
+    const int64_t lane = token % anaphora::kPanel;
+    if (weights.type == WeightType::bfloat16) {
+        const auto *values = reinterpret_cast<const uint16_t *>(panel) + lane * 2;
+        for (int64_t k = 0; k < weights.inputs; ++k) out[k] = scale * from_bfloat16(values[k / 2 * 32 + k % 2]);
+    } else {
+        const auto *values = reinterpret_cast<const float *>(panel) + lane;
+        for (int64_t k = 0; k < weights.inputs; ++k) out[k] = scale * values[k * anaphora::kPanel];
+    }
+}
+
+}  // namespace
+
+extern const int lanes;
+const int lanes = kLanes;
+extern const anaphora::ElementwiseKernels elementwise_kernels;
+const anaphora::ElementwiseKernels elementwise_kernels{embed, norm, rotate};
+
+}  // namespace ANAPHORA_TARGET
