@@ -1,0 +1,170 @@
+"""The remote tier: frames blocks for a RemoteStore, believes nothing that comes back, and leaves a sick store alone.
+
+Whatever the store does costs a bounded time and a miss: it is slow or down (its timeouts, then the circuit breaker),
+full (DROPPED), or it lies (another key's value, an old version, a value cut short or changed: CORRUPT, and removed).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from time import perf_counter
+from typing import TypeVar
+
+from anaphora.tiers.format import header_bytes, pack_header
+from anaphora.tiers.remote.breaker import Circuit, CircuitBreaker
+from anaphora.tiers.remote.hot import HotKeys
+from anaphora.tiers.stats import Counters
+from anaphora.tiers.store import BlockMeta, Outcome, RemoteStore, TierStats
+
+BATCH_BYTES = 32 << 20
+"""Payload of one call of the store: when one fails, the blocks before it are there and those after it are not asked."""
+
+T = TypeVar("T")
+
+
+class RemoteTier:
+    """A BlockStore over any RemoteStore. Thread-safe as far as the store is."""
+
+    name = "remote"
+
+    def __init__(
+        self, store: RemoteStore, *, breaker: CircuitBreaker | None = None, hot: HotKeys | None = None
+    ) -> None:
+        self._store = store
+        self._breaker = breaker or CircuitBreaker()
+        self._hot = hot or HotKeys()
+        self._counters = Counters()
+        self._last_error = ""
+
+    def contains(self, keys: Sequence[bytes]) -> list[bool]:
+        if not keys:
+            return []
+        return self._asked(lambda: self._store.contains(keys)) or [False] * len(keys)
+
+    def load(self, blocks: Sequence[BlockMeta], into: Sequence[memoryview]) -> list[Outcome]:
+        start = perf_counter()
+        outcomes = [Outcome.FAILED] * len(blocks)
+        for batch in _batches(into):
+            found = self._load(blocks[batch], into[batch])
+            if found is None:
+                break
+            outcomes[batch] = found
+        self._counters.loaded(outcomes, [view.nbytes for view in into], perf_counter() - start)
+        return outcomes
+
+    def save(self, blocks: Sequence[BlockMeta], data: Sequence[memoryview]) -> list[Outcome]:
+        start, written = perf_counter(), 0
+        outcomes = [Outcome.FAILED] * len(blocks)
+        for batch in _batches(data):
+            stored = self._save(blocks[batch], data[batch])
+            if stored is None:
+                break
+            outcomes[batch], size = stored
+            written += size
+        self._counters.saved(outcomes, written, perf_counter() - start)
+        return outcomes
+
+    def discard(self, keys: Sequence[bytes]) -> None:
+        if keys:
+            self._asked(lambda: self._store.delete(keys))
+
+    def keep_locally(self, keys: Sequence[bytes]) -> list[bool]:
+        """Count a read of each block, and say which are read so often that a copy should stay in a local tier."""
+        return self._hot.count(keys)
+
+    def register(self, memory: memoryview) -> None:
+        """Payload views will lie in this memory; see RemoteStore."""
+        self._tried(lambda: self._store.register(memory))
+
+    @property
+    def circuit(self) -> Circuit:
+        return self._breaker.state
+
+    def stats(self) -> TierStats:
+        """`off` says what the store did last, while it is left alone."""
+        off = "" if self._breaker.state is Circuit.CLOSED else self._last_error
+        return self._counters.snapshot(used_bytes=0, blocks=0, off=off)
+
+    def close(self) -> None:
+        self._store.close()
+
+    def _load(self, blocks: Sequence[BlockMeta], into: Sequence[memoryview]) -> list[Outcome] | None:
+        heads = [bytearray(header_bytes(block.tokens)) for block in blocks]
+        views = [[memoryview(head), view] for head, view in zip(heads, into, strict=True)]
+        keys = [block.key for block in blocks]
+
+        def read() -> list[Outcome]:
+            lengths = self._store.read(keys, views)
+            return list(map(_judge, blocks, heads, into, lengths))
+
+        outcomes = self._asked(read, wrong=_only_lies)
+        if outcomes is not None:
+            corrupt = [key for key, outcome in zip(keys, outcomes, strict=True) if outcome is Outcome.CORRUPT]
+            if corrupt:
+                self._tried(lambda: self._store.delete(corrupt))
+        return outcomes
+
+    def _save(self, blocks: Sequence[BlockMeta], data: Sequence[memoryview]) -> tuple[list[Outcome], int] | None:
+        there = self._asked(lambda: self._store.contains([block.key for block in blocks]))
+        if there is None:
+            return None
+        new = [index for index, known in enumerate(there) if not known]
+        keys = [blocks[index].key for index in new]
+        parts = [[memoryview(pack_header(blocks[index], data[index])), data[index]] for index in new]
+        stored = self._asked(lambda: self._store.write(keys, parts)) if new else []
+        if stored is None:
+            return None
+        outcomes = [Outcome.OK] * len(blocks)
+        for index, done in zip(new, stored, strict=True):
+            outcomes[index] = Outcome.OK if done else Outcome.DROPPED
+        return outcomes, sum(data[index].nbytes for index, done in zip(new, stored, strict=True) if done)
+
+    def _asked(self, call: Callable[[], T], *, wrong: Callable[[T], str] = lambda _: "") -> T | None:
+        """The call's answer; None when it failed or the circuit is open. `wrong` says what speaks against it."""
+        if not self._breaker.allows():
+            return None
+        answers = self._tried(call)
+        for answer in answers:
+            if complaint := wrong(answer):
+                self._failed(complaint)
+            else:
+                self._breaker.succeeded()
+        return answers[0] if answers else None
+
+    def _tried(self, call: Callable[[], T]) -> list[T]:
+        """The call's answer, or nothing."""
+        try:
+            return [call()]
+        except Exception as error:  # a StoreError, or whatever an outside package's store lets through
+            self._failed(str(error) or type(error).__name__)
+            return []
+
+    def _failed(self, why: str) -> None:
+        self._last_error = why
+        self._breaker.failed()
+
+
+def _judge(block: BlockMeta, head: bytearray, payload: memoryview, length: int | None) -> Outcome:
+    """OK only for exactly the header that this block with this payload has, so no field can be forgotten."""
+    if length is None:
+        return Outcome.MISS
+    if length != len(head) + payload.nbytes or pack_header(block, payload) != head:
+        return Outcome.CORRUPT
+    return Outcome.OK
+
+
+def _only_lies(outcomes: Sequence[Outcome]) -> str:
+    lies = Outcome.CORRUPT in outcomes and Outcome.OK not in outcomes
+    return "every block it gave was corrupt" if lies else ""
+
+
+def _batches(views: Sequence[memoryview]) -> Iterator[slice]:
+    """Runs of at most BATCH_BYTES, at least one block each."""
+    start, size = 0, 0
+    for index, view in enumerate(views):
+        if size and size + view.nbytes > BATCH_BYTES:
+            yield slice(start, index)
+            start, size = index, 0
+        size += view.nbytes
+    if start < len(views):
+        yield slice(start, len(views))
