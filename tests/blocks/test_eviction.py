@@ -53,7 +53,7 @@ def test_reuse_without_eviction_does_not_grow_the_heap() -> None:
         entry.last_used = when
         policy.add(entry)
     assert len(policy) == 10
-    assert len(policy._heap) < 100
+    assert len(policy._candidates._heap) < 100
     assert [policy.pop() for _ in entries] == entries
 
 
