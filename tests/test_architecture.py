@@ -16,12 +16,13 @@ ROOT = {"errors", "types", ""}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "types": set(),
+    "native": ROOT,
     "geometry": ROOT,
     "blocks": ROOT,
     "planning": ROOT | {"geometry"},
     "storage": ROOT | {"geometry"},
     "tiers": ROOT | {"blocks.eviction"},
-    "engine": ROOT | {"geometry", "blocks", "storage", "tiers"},
+    "engine": ROOT | {"native", "geometry", "blocks", "storage", "tiers"},
     "server": ROOT | {"engine"},
     "probes": ROOT,
     "replay": ROOT | {"blocks", "tiers", "geometry"},
@@ -29,6 +30,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 NEVER: dict[str, set[str]] = {
     "errors": HEAVY,
     "types": HEAVY,
+    "native": HEAVY,
     "geometry": HEAVY,
     "blocks": HEAVY,
     "planning": HEAVY,

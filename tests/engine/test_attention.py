@@ -13,8 +13,8 @@ from torch import Tensor
 from anaphora.engine.attention import _MAX_SCORES, TorchAttention
 from anaphora.engine.batch import Batch, BatchRow
 from anaphora.geometry.layout import CacheGroup, CacheLayout
-from anaphora.storage.paged import PagedStorage
 from anaphora.types import NULL_BLOCK, RequestId
+from support.storage import make_storage
 
 
 @dataclass
@@ -123,9 +123,8 @@ def test_equals_naive_float64(case: Case) -> None:
         )
         for length, blocks in zip(case.lengths, needed, strict=True)
     ]
-    storage = PagedStorage(layout, len(layout.groups) * sum(needed) + 3, torch.float32, torch.device("cpu"))
-    storage.keys.fill_(case.poison)
-    storage.values.fill_(case.poison)
+    storage = make_storage(layout, len(layout.groups) * sum(needed) + 3)
+    storage.data.view(torch.float32).fill_(case.poison)
     slopes = torch.rand(heads) if case.alibi else None
     sinks = torch.randn(heads) if case.sinks else None
     scale = layout.key_dim**-0.5
@@ -168,28 +167,28 @@ def test_equals_naive_float64(case: Case) -> None:
 
 def test_other_layers_and_blocks_stay_untouched() -> None:
     layout = CacheLayout((CacheGroup(None, (0, 1, 2)),), 3, kv_heads=2, key_dim=4, value_dim=6, block_size=4)
-    storage = PagedStorage(layout, 5, torch.float32, torch.device("cpu"))
+    storage = make_storage(layout, 5)
     row = BatchRow(RequestId("r"), (0, 0, 0), 3, ((4, 2),), sample=True)  # positions 3, 4, 5
-    storage.keys.fill_(7.0)
-    storage.values.fill_(7.0)
+    storage.data.view(torch.float32).fill_(7.0)
     key, value = torch.randn(3, 2, 4), torch.randn(3, 2, 6)
     TorchAttention(storage).begin(Batch((row,)))(1, torch.randn(3, 4, 4), key, value, scale=1.0)
-    for stored, new in ((storage.keys, key), (storage.values, value)):
-        torch.testing.assert_close(stored[4, 1, :, 3], new[0])
-        torch.testing.assert_close(stored[2, 1, :, :2], new[1:].transpose(0, 1))
-        stored[4, 1, :, 3] = 7.0
-        stored[2, 1, :, :2] = 7.0
-        assert bool((stored == 7.0).all())
+    blocks = torch.arange(5)
+    for stored, new in zip(storage.read(1, blocks[:, None]), (key, value), strict=True):
+        torch.testing.assert_close(stored[4, :, 3], new[0])
+        torch.testing.assert_close(stored[2, :, :2], new[1:].transpose(0, 1))
+    sevens = torch.full((4,), 4), torch.full((4,), 2)
+    for blocks, offsets in ((sevens[0], torch.arange(4)), (sevens[1], torch.arange(4))):
+        storage.write(1, blocks, offsets, torch.full((4, 2, 4), 7.0), torch.full((4, 2, 6), 7.0))
+    assert bool((storage.data.view(torch.float32) == 7.0).all())
 
 
 @pytest.mark.parametrize("softcap", [None, 3.0])
 def test_result_of_a_row_does_not_depend_on_the_other_rows(softcap: float | None) -> None:
     """Lengths far apart and near: one bucket, several buckets, alone."""
     layout = CacheLayout((CacheGroup(None, (0,)),), 1, kv_heads=2, key_dim=8, value_dim=8, block_size=4)
-    storage = PagedStorage(layout, 400, torch.float32, torch.device("cpu"))
+    storage = make_storage(layout, 400)
     torch.manual_seed(0)
-    storage.keys.normal_()
-    storage.values.normal_()
+    storage.data.view(torch.float32).normal_()
     rows = []
     first = 0
     for start in (0, 3, 90, 97, 100, 399):
@@ -208,7 +207,7 @@ def test_result_of_a_row_does_not_depend_on_the_other_rows(softcap: float | None
 def test_tiles_of_queries_equal_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     """Scores are made a tile of 7 queries at a time, with the same result."""
     layout = CacheLayout((CacheGroup(9, (0,)),), 1, kv_heads=1, key_dim=4, value_dim=4, block_size=8)
-    storage = PagedStorage(layout, 8, torch.float32, torch.device("cpu"))
+    storage = make_storage(layout, 8)
     torch.manual_seed(0)
     query, key, value = torch.randn(50, 2, 4), torch.randn(50, 1, 4), torch.randn(50, 1, 4)
     row = BatchRow(RequestId("r"), (0,) * 50, 0, (tuple(range(7)),), sample=True)

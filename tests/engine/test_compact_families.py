@@ -16,8 +16,8 @@ from anaphora.engine.models.load import load_decoder
 from anaphora.engine.runner import ModelRunner
 from anaphora.geometry.layout import CacheLayout
 from anaphora.geometry.model import ModelGeometry
-from anaphora.storage.paged import PagedStorage
 from anaphora.types import RequestId
+from support.storage import make_storage, torch_runner
 
 SIZES: dict[str, Any] = {
     "vocab_size": 97,
@@ -142,9 +142,8 @@ def load(
     )
     assert loaded.implementation == "compact"
     layout = CacheLayout.of(geometry, block_size=4)
-    storage = PagedStorage(layout, 64 * len(layout.groups), dtype, torch.device("cpu"))
-    storage.values.fill_(torch.nan)
-    return ModelRunner(loaded.decoder, storage, layout), layout
+    storage = make_storage(layout, 64 * len(layout.groups), str(dtype).removeprefix("torch."), nan=True)
+    return torch_runner(loaded.decoder, storage), layout
 
 
 def row(tokens: list[int], start: int, layout: CacheLayout, place: int = 0) -> BatchRow:

@@ -12,11 +12,10 @@ from transformers import AutoModelForCausalLM
 
 from anaphora.engine.batch import Batch, BatchRow
 from anaphora.engine.models.load import load_decoder
-from anaphora.engine.runner import ModelRunner
 from anaphora.geometry.layout import CacheLayout
 from anaphora.geometry.model import ModelGeometry
-from anaphora.storage.paged import PagedStorage
 from anaphora.types import RequestId
+from support.storage import make_storage, torch_runner
 
 PROMPTS = [
     "The capital of France is",
@@ -50,8 +49,8 @@ def test_greedy_tokens_equal_transformers(smollm2: Path) -> None:
     )
     assert loaded.implementation == "compact"
     layout = CacheLayout.of(geometry, 16)
-    storage = PagedStorage(layout, BLOCKS * len(prompts), torch.float32, torch.device("cpu"))
-    runner = ModelRunner(loaded.decoder, storage, layout)
+    storage = make_storage(layout, BLOCKS * len(prompts))
+    runner = torch_runner(loaded.decoder, storage)
 
     tokens = [list(prompt) for prompt in prompts]
     computed = [0] * len(prompts)

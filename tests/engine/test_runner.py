@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import pytest
 import torch
 from torch import Tensor
 
@@ -12,6 +11,7 @@ from anaphora.engine.runner import ModelRunner
 from anaphora.geometry.layout import CacheGroup, CacheLayout
 from anaphora.storage.paged import PagedStorage
 from anaphora.types import BlockCopy, BlockId, RequestId
+from support.storage import make_storage, torch_runner
 
 VOCAB, HIDDEN, INNER, HEADS, KV_HEADS, HEAD_DIM, SIZE = 61, 16, 24, 4, 2, 8, 4
 LAYOUT = CacheLayout((CacheGroup(None, (1,)), CacheGroup(6, (0,))), 1, KV_HEADS, HEAD_DIM, HEAD_DIM, SIZE)
@@ -55,8 +55,8 @@ def decoder() -> CompactDecoder:
 
 
 def runner() -> tuple[ModelRunner, PagedStorage]:
-    storage = PagedStorage(LAYOUT, 32, torch.float32, torch.device("cpu"))
-    return ModelRunner(decoder(), storage, LAYOUT), storage
+    storage = make_storage(LAYOUT, 32, nan=True)
+    return torch_runner(decoder(), storage), storage
 
 
 def row(tokens: list[int], start: int, first: int, *, sample: bool = True) -> BatchRow:
@@ -71,9 +71,7 @@ def test_mixed_rows_equal_each_alone() -> None:
     wanted_a = alone.execute(Batch((row(PROMPT_A, 0, 0),)))
     wanted_b = [alone.execute(Batch((row(PROMPT_B[:n], 0, 16),))) for n in range(5, 8)]
 
-    together, storage = runner()
-    storage.keys.fill_(torch.nan)
-    storage.values.fill_(torch.nan)
+    together, _ = runner()
     together.execute(Batch((row(PROMPT_B[:4], 0, 16),)))
     steps = [(PROMPT_A[:5], 0), (PROMPT_A[5:12], 5), (PROMPT_A[12:], 12)]
     for index, (chunk, start) in enumerate(steps):
@@ -95,21 +93,21 @@ def test_copied_prefix_equals_computed_one() -> None:
         for first in (0, 8)
         for block, count in ((0, 4), (1, 2))
     )
-    storage.keys[16:].fill_(torch.nan)
-    storage.values[16:].fill_(torch.nan)
+    storage.data[16:] = 0xFF
     logits = model.execute(Batch((row(PROMPT_A[6:], 6, 16),), copies))
     torch.testing.assert_close(logits, wanted)
-    assert bool(storage.keys[17, :, :, 2:].isfinite().all())
+    keys, _ = storage.read(1, torch.tensor([17]))
+    assert bool(keys.isfinite().all())
 
 
 def test_copies_come_before_the_rows() -> None:
     """A row of the same batch overwrites the source of a copy; the copy still has the old contents."""
     model, storage = runner()
     model.execute(Batch((row(PROMPT_A[:4], 0, 0),)))
-    old = storage.keys[0].clone()
+    old = storage.data[0].clone()
     model.execute(Batch((row(PROMPT_B[:4], 0, 0),), (BlockCopy(BlockId(0), BlockId(20), 4),)))
-    assert torch.equal(storage.keys[20], old)
-    assert not torch.equal(storage.keys[0], old)
+    assert torch.equal(storage.data[20], old)
+    assert not torch.equal(storage.data[0], old)
 
 
 def test_no_row_wants_logits() -> None:
@@ -117,10 +115,3 @@ def test_no_row_wants_logits() -> None:
     logits = model.execute(Batch((row(PROMPT_A, 0, 0, sample=False),)))
     assert logits.shape == (0, VOCAB)
     assert logits.dtype == torch.float32
-
-
-def test_layout_must_be_the_storages() -> None:
-    _, storage = runner()
-    other = CacheLayout(LAYOUT.groups, 1, KV_HEADS, HEAD_DIM, HEAD_DIM, 8)
-    with pytest.raises(ValueError, match="another layout"):
-        ModelRunner(decoder(), storage, other)

@@ -18,13 +18,12 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from anaphora.engine.batch import Batch, BatchRow
 from anaphora.engine.models.transformers_decoder import TransformersDecoder, load_transformers_decoder
 from anaphora.engine.models.transformers_probe import LayerWitness
-from anaphora.engine.runner import ModelRunner
 from anaphora.errors import CorruptModel, UnsupportedModel
 from anaphora.geometry.layers import LayerKV
 from anaphora.geometry.layout import CacheLayout
 from anaphora.geometry.model import ModelGeometry
-from anaphora.storage.paged import PagedStorage
 from anaphora.types import NULL_BLOCK, RequestId
+from support.storage import make_storage, torch_runner
 
 VOCAB = 96
 NEW_TOKENS = 8
@@ -240,11 +239,9 @@ def paged_greedy(
     layout = CacheLayout.of(geometry, BLOCK_SIZE)
     width = -(-(max(map(len, prompts)) + NEW_TOKENS) // BLOCK_SIZE)
     groups = len(layout.groups)
-    storage = PagedStorage(layout, len(prompts) * groups * width, torch.float32, CPU)
-    storage.keys.fill_(torch.nan)
-    storage.values.fill_(torch.nan)
+    storage = make_storage(layout, len(prompts) * groups * width, nan=True)
     blocks = torch.randperm(storage.num_blocks, generator=torch.Generator().manual_seed(1)).view(-1, groups, width)
-    runner = ModelRunner(decoder, storage, layout)
+    runner = torch_runner(decoder, storage)
     results = [Continuation() for _ in prompts]
     done = [0] * len(prompts)
     while True:

@@ -167,16 +167,17 @@ def serve_resolves(name: str, user: UserConfig, machine: Machine) -> Any:
     """What `anaphora serve` would print for a model of the catalogue."""
     geometry = ModelGeometry.from_catalog(name)
     assert geometry.parameters is not None
-    config, layout = resolve(
+    config, blocks = resolve(
         user,
         model_path=Path("model"),
         model_name=name,
         model_config=dict(find_model(name).config),
         geometry=geometry,
         num_weights=geometry.parameters.total,
+        has_spec=True,
         machine=machine,
     )
-    return config, layout
+    return config, blocks.layout
 
 
 @pytest.mark.parametrize(

@@ -111,11 +111,11 @@ def _compare(engine: Engine, prepared: Prepared, prompt_ids: list[int], new_toke
     with Progress(console=Console(stderr=True), transient=True) as bar:
         cached_task = bar.add_task("with the cache", total=new_tokens)
         cached = with_cache(
-            engine.runner, prepared.layout, prompt_ids, new_tokens, lambda n: bar.advance(cached_task, n)
+            engine.runner, prepared.blocks.layout, prompt_ids, new_tokens, lambda n: bar.advance(cached_task, n)
         )
         plain_task = bar.add_task("no cache", total=new_tokens)
         plain = without_cache(
-            engine.runner, prepared.layout, prompt_ids, new_tokens, lambda n: bar.advance(plain_task, n)
+            engine.runner, prepared.blocks.layout, prompt_ids, new_tokens, lambda n: bar.advance(plain_task, n)
         )
     same = plain.token_ids == cached.token_ids
     if as_json:

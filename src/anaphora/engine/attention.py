@@ -2,13 +2,6 @@
 
 A backend's `begin(batch)` does what all layers share (slot mapping, tables, masks) once, and returns the
 step's `attend`. There are no globals: a decoder gets `attend` as an argument.
-
-The reference backend sees the storage as rows of pieces, one piece = one KV head of one slot of one block:
-
-    piece = (block * slots + slot) * kv_heads + head          keys as [pieces, block_size, key_dim]
-
-so that one `index_select` brings a row's context as [kv_heads, blocks * block_size, dim], in order.
-Index tensors are built for slot 0 of each group; a layer adds its slot.
 """
 
 from __future__ import annotations
@@ -100,10 +93,10 @@ class _Span:
 
     tokens: Tensor
     """[B * n] where the queries lie along T."""
-    pieces: Tensor
-    """[B * kv_heads * blocks] of slot 0."""
+    blocks: Tensor
+    """[B, blocks]"""
     gathered: slice
-    """The L tokens of the pieces that are wanted; all of them when n = 1."""
+    """The L tokens of the blocks that are wanted; all of them when n = 1."""
     query_positions: Tensor
     """[B, n]"""
     key_positions: Tensor
@@ -157,7 +150,7 @@ class _Step:
         self.storage = storage
         self.batch = batch
         self._groups = [
-            (self._slots(index), list(self._spans(index, group.window)))
+            (*self._slots(index), list(self._spans(index, group.window)))
             for index, group in enumerate(storage.layout.groups)
         ]
 
@@ -173,22 +166,13 @@ class _Step:
         alibi_slopes: Tensor | None = None,
         sinks: Tensor | None = None,
     ) -> Tensor:
-        layout = self.storage.layout
-        group, slot = layout.place(layer)
-        first_piece = slot * layout.kv_heads
-        slots, spans = self._groups[group]
-        slots = slots + first_piece * layout.block_size
-        for stored, new in ((self.storage.keys, key), (self.storage.values, value)):
-            flat = stored.view(-1, stored.shape[-1])
-            flat.index_copy_(0, slots, new.reshape(-1, new.shape[-1]).to(stored.dtype))
-
+        blocks, offsets, spans = self._groups[self.storage.layout.place(layer)[0]]
+        self.storage.write(layer, blocks, offsets, key, value)
         out = query.new_empty(*query.shape[:2], value.shape[-1])
         for span in spans:
             b, n = span.query_positions.shape
-            pieces = span.pieces + first_piece
             keys, values = (
-                _gather(stored, pieces, b, layout.kv_heads)[:, :, span.gathered].to(query.dtype)
-                for stored in (self.storage.keys, self.storage.values)
+                stored[:, :, span.gathered].to(query.dtype) for stored in self.storage.read(layer, span.blocks)
             )
             if span.unseen is not None:  # neither a mask nor a weight of 0 silences a stale NaN
                 rows, tokens = span.unseen
@@ -202,18 +186,13 @@ class _Step:
     def _tensor(self, numbers: Sequence[int] | Sequence[Sequence[int]]) -> Tensor:
         return torch.tensor(numbers, dtype=torch.long, device=self.storage.device)
 
-    def _slots(self, group: int) -> Tensor:
-        """[T * kv_heads] rows of keys seen as [pieces * block_size, key_dim] that the step's tokens take."""
-        layout = self.storage.layout
-        size = layout.block_size
-        block_stride = layout.slots * layout.kv_heads * size
-        flat = [
-            row.block_tables[group][position // size] * block_stride + position % size
-            for row in self.batch.rows
-            for position in range(row.start, row.start + len(row.token_ids))
-        ]
-        heads = torch.arange(layout.kv_heads, device=self.storage.device) * size
-        return (self._tensor(flat)[:, None] + heads).flatten()
+    def _slots(self, group: int) -> tuple[Tensor, Tensor]:
+        """(block, token within it), each [T]: where the step's tokens are kept."""
+        size = self.storage.layout.block_size
+        positions = [p for row in self.batch.rows for p in range(row.start, row.start + len(row.token_ids))]
+        tables = (row.block_tables[group] for row in self.batch.rows for _ in row.token_ids)
+        blocks = [table[position // size] for table, position in zip(tables, positions, strict=True)]
+        return self._tensor(blocks), self._tensor(positions) % size
 
     def _spans(self, group: int, window: int | None) -> Iterator[_Span]:
         """Rows of several queries one by one, rows of a single query in buckets of similar length."""
@@ -244,14 +223,11 @@ class _Step:
 
     def _span(self, places: Sequence[_Place], group: int, window: int | None) -> _Span:
         """Rows of one query each, whose gather is padded to the longest, or one row, whose gather is cut to fit."""
-        layout = self.storage.layout
-        size = layout.block_size
+        size = self.storage.layout.block_size
         n = len(places[0].row.token_ids)
         tables = [p.row.block_tables[group][p.first // size : (p.row.start + n - 1) // size + 1] for p in places]
         width = max(map(len, tables))
         blocks = self._tensor([[*table, *(table[-1:] * (width - len(table)))] for table in tables])
-        heads = torch.arange(layout.kv_heads, device=blocks.device)
-        pieces = blocks[:, None] * (layout.slots * layout.kv_heads) + heads[:, None]
         bases = [p.first // size * size for p in places]
         gathered = slice(0, width * size)
         if n > 1:
@@ -262,18 +238,12 @@ class _Step:
         offsets = torch.arange(gathered.start, gathered.stop, device=blocks.device)
         return _Span(
             tokens=(begins[:, None] + counts).flatten(),
-            pieces=pieces.flatten(),
+            blocks=blocks,
             gathered=gathered,
             query_positions=starts[:, None] + counts,
             key_positions=self._tensor(bases)[:, None] + offsets,
             window=window,
         )
-
-
-def _gather(stored: Tensor, pieces: Tensor, rows: int, kv_heads: int) -> Tensor:
-    """[rows, kv_heads, tokens, dim] of the pieces: a copy."""
-    block_size, dim = stored.shape[-2:]
-    return stored.view(-1, block_size * dim).index_select(0, pieces).view(rows, kv_heads, -1, dim)
 
 
 def _attention(

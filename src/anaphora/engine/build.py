@@ -13,7 +13,7 @@ from anaphora.engine.config import EngineConfig, Machine, UserConfig, free_memor
 from anaphora.engine.engine import Engine
 from anaphora.engine.sources.resolve import ModelFolder
 from anaphora.errors import ConfigError, CorruptModel
-from anaphora.geometry.layout import CacheLayout
+from anaphora.geometry.kv_dtype import BlockMap
 from anaphora.geometry.model import ModelGeometry
 from anaphora.geometry.units import human_bytes
 
@@ -37,7 +37,7 @@ class Prepared:
     """Everything decided, nothing loaded."""
 
     config: EngineConfig
-    layout: CacheLayout
+    blocks: BlockMap
     geometry: ModelGeometry
     model_config: dict[str, Any]
     chat_template: str | None
@@ -62,28 +62,32 @@ def read_config(folder: Path) -> dict[str, Any]:
 def prepare(folder: ModelFolder, user: UserConfig) -> Prepared:
     """Resolve every setting for the model in `folder` on this machine. Loads no weights."""
     from anaphora.engine.models.checkpoint import Checkpoint
+    from anaphora.engine.models.spec import decoder_spec
 
     model_config = read_config(folder.path)
     geometry = ModelGeometry.from_config(model_config)
-    config, layout = resolve(
+    config, blocks = resolve(
         user,
         model_path=folder.path,
         model_name=folder.name,
         model_config=model_config,
         geometry=geometry,
         num_weights=Checkpoint(folder.path, model_config).num_parameters,
+        has_spec=decoder_spec(model_config, geometry) is not None,
         machine=_machine(user.device),
     )
-    return Prepared(config, layout, geometry, model_config, user.chat_template)
+    return Prepared(config, blocks, geometry, model_config, user.chat_template)
 
 
 def load(prepared: Prepared, startup: Startup) -> Engine:
     """Load the weights, allot the pool and run one token through the model. State changes: memory."""
     import torch
 
+    from anaphora.engine.attention import TorchAttention
     from anaphora.engine.models.load import load_decoder
-    from anaphora.engine.runner import ModelRunner
+    from anaphora.engine.runner import LayerwiseExecutor, ModelRunner
     from anaphora.engine.tokenizer import Tokenizer
+    from anaphora.storage.codec import Codec
     from anaphora.storage.paged import PagedStorage
 
     config = prepared.config
@@ -101,12 +105,13 @@ def load(prepared: Prepared, startup: Startup) -> Engine:
         implementation=config.implementation,
         max_model_len=config.max_model_len,
     )
-    storage = PagedStorage(prepared.layout, config.num_blocks, dtype, device)
+    codec = Codec(prepared.blocks.dtype, prepared.blocks.layout)
+    storage = PagedStorage(codec, config.num_blocks, device)
     since = startup.timed("weights", since)
-    runner = ModelRunner(loaded.decoder, storage, prepared.layout)
+    runner = ModelRunner(LayerwiseExecutor(loaded.decoder, TorchAttention(storage)), storage)
     engine = Engine(
         config,
-        prepared.layout,
+        codec.layout,
         runner,
         tokenizer,
         vocab_size=prepared.geometry.vocab_size,
@@ -119,7 +124,7 @@ def load(prepared: Prepared, startup: Startup) -> Engine:
 
 def allotment(prepared: Prepared) -> list[tuple[str, str]]:
     """What the memory went to, as (label, value) lines: weights, KV per token, pool, requests at full length."""
-    config, layout = prepared.config, prepared.layout
+    config, layout = prepared.config, prepared.blocks.layout
     tokens = config.num_blocks * config.block_size // len(layout.groups)
     per_request = layout.blocks_for(config.max_model_len, config.max_num_batched_tokens)
     return [

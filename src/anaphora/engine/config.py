@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from anaphora.engine.backend import Backend, NativeNeeds, choose_backend
 from anaphora.errors import ConfigError
+from anaphora.geometry.kv_dtype import BlockMap, kv_dtype
 from anaphora.geometry.layout import CacheLayout
 from anaphora.geometry.model import ModelGeometry
 from anaphora.geometry.units import human_bytes
@@ -26,6 +28,10 @@ class UserConfig:
     dtype: str = "auto"
     device: str = "auto"
     implementation: Implementation = "auto"
+    backend: str = "auto"
+    threads: int | None = None
+    """None = the cores this process may use."""
+    kv_cache_dtype: str = "auto"
     max_model_len: int | None = None
     max_num_seqs: int = 64
     max_num_batched_tokens: int | None = None
@@ -49,6 +55,11 @@ class EngineConfig:
     dtype_reason: str
     device: str
     implementation: Implementation
+    backend: Backend
+    backend_reason: str
+    threads: int
+    kv_cache_dtype: str
+    """The codec's full name."""
     max_model_len: int
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -73,6 +84,10 @@ class Machine:
     fast_bfloat16: bool
     free_bytes: int
     """Memory the process may still take, before the weights are loaded."""
+    threads: int = 1
+    """Cores this process may use."""
+    no_native: str = "the native extension was not looked for"
+    """Why the native extension cannot be used; empty when it can."""
 
 
 def resolve(
@@ -83,13 +98,25 @@ def resolve(
     model_config: dict[str, Any],
     geometry: ModelGeometry,
     num_weights: int,
+    has_spec: bool,
     machine: Machine,
-) -> tuple[EngineConfig, CacheLayout]:
-    """Fill in every open value. Raises ConfigError with the number that would work."""
+) -> tuple[EngineConfig, BlockMap]:
+    """Fill in every open value, and say what a block holds. `has_spec`: the compact decoder can run the model.
+
+    Raises ConfigError with the number that would work.
+    """
     _positive(user)
-    dtype, reason = _dtype(user.dtype, model_config, machine)
+    if user.dtype not in _DTYPE_NAMES:
+        raise ConfigError(f"--dtype is {user.dtype!r}; it must be one of {', '.join(_DTYPE_NAMES)}")
+    asked = _DTYPE_NAMES[user.dtype]
+    kv = kv_dtype(user.kv_cache_dtype)
+    needs = NativeNeeds(machine.device, machine.no_native, user.block_size, asked or "auto", kv)
+    backend, backend_reason = choose_backend(user.backend, needs)
+    fast = machine.fast_bfloat16 or (backend == "native" and has_spec and user.implementation != "transformers")
+    dtype, reason = (asked, "asked for") if asked else _own_dtype(model_config, machine.device, fast_bfloat16=fast)
     layout = CacheLayout.of(geometry, user.block_size)
-    block_bytes = layout.block_bytes(DTYPE_BYTES[dtype])
+    blocks = BlockMap(layout, kv_dtype(user.kv_cache_dtype, own=dtype))
+    block_bytes = blocks.block_bytes
     weight_bytes = num_weights * DTYPE_BYTES[dtype]
     batched = user.max_num_batched_tokens or (512 if machine.device == "cpu" else 2048)
     if batched < user.max_num_seqs:
@@ -126,22 +153,26 @@ def resolve(
         dtype_reason=reason,
         device=machine.device,
         implementation=user.implementation,
+        backend=backend,
+        backend_reason=backend_reason,
+        threads=user.threads or machine.threads,
+        kv_cache_dtype=blocks.dtype.name,
         max_model_len=fits,
         max_num_seqs=user.max_num_seqs,
         max_num_batched_tokens=batched,
         block_size=user.block_size,
         num_blocks=num_blocks,
         weight_bytes=weight_bytes,
-        bytes_per_token=geometry.bytes_per_token(DTYPE_BYTES[dtype]),
+        bytes_per_token=blocks.dtype.bytes_per_token(layout),
         block_bytes=block_bytes,
         enable_prefix_caching=user.enable_prefix_caching,
         seed=user.seed,
     )
-    return config, layout
+    return config, blocks
 
 
 def _positive(user: UserConfig) -> None:
-    for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "kv_memory"):
+    for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "kv_memory", "threads"):
         value = getattr(user, name)
         if value is not None and value < 1:
             raise ConfigError(f"--{name.replace('_', '-')} is {value}; it must be 1 or more")
@@ -152,13 +183,8 @@ def _positive(user: UserConfig) -> None:
         raise ConfigError(f"--implementation is {user.implementation!r}; it must be auto, compact or transformers")
 
 
-def _dtype(asked: str, model_config: dict[str, Any], machine: Machine) -> tuple[str, str]:
-    """(name, why). On a CPU without bfloat16 instructions auto is float32: products run about eight times faster."""
-    if asked not in _DTYPE_NAMES:
-        raise ConfigError(f"--dtype is {asked!r}; it must be one of {', '.join(_DTYPE_NAMES)}")
-    chosen = _DTYPE_NAMES[asked]
-    if chosen is not None:
-        return chosen, "asked for"
+def _own_dtype(model_config: dict[str, Any], device: str, *, fast_bfloat16: bool) -> tuple[str, str]:
+    """(name, why). Where a CPU computes bfloat16 slowly, float32: products run about eight times faster."""
     text = model_config.get("text_config") or {}
     own = str(
         text.get("dtype") or text.get("torch_dtype") or model_config.get("dtype") or model_config.get("torch_dtype")
@@ -166,9 +192,9 @@ def _dtype(asked: str, model_config: dict[str, Any], machine: Machine) -> tuple[
     own = own.removeprefix("torch.")
     if own not in DTYPE_BYTES:
         own = "float32"
-    if machine.device == "cpu" and own != "float32" and not machine.fast_bfloat16:
+    if device == "cpu" and own != "float32" and not fast_bfloat16:
         return "float32", f"the model's is {own}, but this CPU has no bfloat16 instructions"
-    if machine.device == "cpu" and own == "float16":
+    if device == "cpu" and own == "float16":
         return "bfloat16", "the model's is float16, which CPUs compute slowly"
     return own, "the model's own"
 

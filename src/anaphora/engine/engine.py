@@ -117,7 +117,7 @@ class Engine:
         max_tokens = self.check(prompt_ids, params)
         namespace = Namespace(
             weights_digest=self._weights_digest,
-            kv_dtype=self.config.dtype,
+            kv_dtype=self.config.kv_cache_dtype,
             layout=repr(self._layout),
             tokenizer_digest=self.tokenizer.digest,
             cache_salt=cache_salt or "",

@@ -1,4 +1,4 @@
-"""CacheLayout: which layers share a block, and what a block weighs.
+"""CacheLayout: which layers share a block. What a block weighs: geometry/kv_dtype.py.
 
 A block holds `slots` layers' keys and values for `block_size` tokens. Layers with the same window form a
 kind; each kind is cut into groups of `slots` layers, and every group of a request has its own block table.
@@ -48,9 +48,6 @@ class CacheLayout:
     key_dim: int
     value_dim: int
     block_size: int
-
-    def block_bytes(self, dtype_bytes: int) -> int:
-        return self.slots * self.kv_heads * (self.key_dim + self.value_dim) * self.block_size * dtype_bytes
 
     def place(self, layer: int) -> tuple[int, int]:
         """(group, slot) of a layer."""

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from anaphora.errors import ConfigError
+from anaphora.geometry.kv_dtype import BlockMap, kv_dtype
 from anaphora.geometry.layout import CacheLayout
 from anaphora.geometry.model import ModelGeometry
 from anaphora.planning.protocol import Capacity, EngineSettings, GroupCapacity
 from anaphora.planning.search import largest
 
 DEFAULT_BLOCK = 16
-_WIDTHS = {"float32": 4, "bfloat16": 2, "float16": 2}
-KV_DTYPES = ("auto", *_WIDTHS)
+KV_DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
 class AnaphoraMemory:
@@ -21,7 +21,7 @@ class AnaphoraMemory:
     def capacity(self, geometry: ModelGeometry, settings: EngineSettings, available_bytes: int) -> Capacity:
         """Blocks, tokens and concurrency for a pool of `available_bytes`. Raises ConfigError, UnsupportedModel."""
         layout = _layout(geometry, settings)
-        block_bytes = layout.block_bytes(_width(settings))
+        block_bytes = _block_bytes(layout, settings)
         blocks = available_bytes // block_bytes
         batch = batched_tokens(settings)
         per_request = layout.blocks_for(settings.max_model_len, batch)
@@ -55,7 +55,7 @@ class AnaphoraMemory:
     def longest_context(self, geometry: ModelGeometry, settings: EngineSettings, available_bytes: int) -> int:
         """The longest request the pool holds, at most `settings.max_model_len`."""
         layout = _layout(geometry, settings)
-        blocks, batch = available_bytes // layout.block_bytes(_width(settings)), batched_tokens(settings)
+        blocks, batch = available_bytes // _block_bytes(layout, settings), batched_tokens(settings)
         return largest(settings.max_model_len, lambda length: layout.blocks_for(length, batch) <= blocks)
 
 
@@ -73,13 +73,11 @@ def _layout(geometry: ModelGeometry, settings: EngineSettings) -> CacheLayout:
     return CacheLayout.of(geometry, size)
 
 
-def _width(settings: EngineSettings) -> int:
-    if settings.kv_cache_dtype == "auto":
-        return settings.model_dtype_bytes
-    width = _WIDTHS.get(settings.kv_cache_dtype)
-    if width is None:
+def _block_bytes(layout: CacheLayout, settings: EngineSettings) -> int:
+    if settings.kv_cache_dtype not in KV_DTYPES:
         raise ConfigError(
             f"kv_cache_dtype {settings.kv_cache_dtype!r} is not one of anaphora's: {', '.join(KV_DTYPES)}. "
             "For fp8 plan vLLM or SGLang, for q8_0 llama.cpp"
         )
-    return width
+    own = "float32" if settings.model_dtype_bytes == 4 else "bfloat16"
+    return BlockMap(layout, kv_dtype(settings.kv_cache_dtype, own=own)).block_bytes

@@ -20,6 +20,7 @@ from anaphora.engine.batch import Batch, BatchRow
 from anaphora.errors import UnsupportedModel
 from anaphora.geometry.layout import CacheLayout
 from anaphora.geometry.model import ModelGeometry
+from anaphora.storage.codec import codec_for
 from anaphora.storage.paged import PagedStorage
 from anaphora.types import RequestId
 
@@ -152,7 +153,8 @@ def _paged_logits(
             [tuple(range(num_blocks + g * width, num_blocks + (g + 1) * width)) for g in range(len(layout.groups))]
         )
         num_blocks += width * len(layout.groups)
-    backend = TorchAttention(PagedStorage(layout, num_blocks, decoder.dtype, decoder.device))
+    codec = codec_for(str(decoder.dtype).removeprefix("torch."), layout)
+    backend = TorchAttention(PagedStorage(codec, num_blocks, decoder.device))
     witness = LayerWitness(geometry)
     logits: list[list[Tensor]] = [[] for _ in prompts]
     done = [0] * len(prompts)
