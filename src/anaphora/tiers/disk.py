@@ -21,13 +21,13 @@ from anaphora.tiers.format import CorruptBlock
 from anaphora.tiers.memory import PAGE
 from anaphora.tiers.residents import Entry, Residents
 from anaphora.tiers.segment import Segment, file_bytes, slot_bytes, slots_that_fit
-from anaphora.tiers.stats import Counters, TierStats
-from anaphora.tiers.store import BlockMeta, Outcome, StoreError
+from anaphora.tiers.stats import Counters
+from anaphora.tiers.store import BlockMeta, Outcome, StoreError, TierStats
 
 log = logging.getLogger(__name__)
-_SEGMENTS = 64
-"""A limit is cut into about so many files: few enough to keep open, small enough to give up for another model."""
-_SMALLEST_SEGMENT = 64 << 20
+_USUAL_SEGMENT = 64 << 20
+_FEWEST_SEGMENTS, _MOST_SEGMENTS = 8, 64
+"""A limit is cut into about so many files: small enough to give one up for another model, few enough to keep open."""
 _REST_SECONDS = 30.0
 """How long nothing is written after the device refused a write."""
 
@@ -171,7 +171,7 @@ class DiskTier:
                 self._residents.touch(known)
                 return Outcome.OK, 0
             try:
-                place = self._take_slot(block, slot_bytes(block.tokens, data.nbytes))
+                place = self._take_slot(block, slot_bytes(block.num_tokens, data.nbytes))
             except OSError as error:
                 self._rest(error)
                 return Outcome.FAILED, 0
@@ -193,7 +193,7 @@ class DiskTier:
         if block.key in self._residents:  # another thread was faster
             segment.free.append(slot)
             return Outcome.OK
-        entry = Entry(block.key, block.parent, place, self._residents.tick())
+        entry = Entry(block.key, block.parent, block.depth, place, self._residents.tick())
         try:
             now = int(self._wall_clock())
             segment.commit(slot, block, payload_bytes, stored_at=now, last_used=entry.last_used)
@@ -210,7 +210,7 @@ class DiskTier:
             for segment in self._segments:
                 if segment.free and segment.slot_size == size and segment.space.digest == block.space.digest:
                     return Place(segment, segment.free.pop())
-            if (segment := self._new_segment(block, size)) is not None:
+            if self._grow(block, size):
                 continue
             victim = self._residents.make_room(block, orphans=self._keeps_orphans)
             if victim is None:
@@ -224,15 +224,16 @@ class DiskTier:
             if not self._give_up(segment):
                 return None
 
-    def _new_segment(self, block: BlockMeta, size: int) -> Segment | None:
+    def _grow(self, block: BlockMeta, size: int) -> bool:
+        """Make a segment for such blocks. False: the limit leaves no room for one. Raises OSError."""
         left = self.limit_bytes - self.used_bytes
-        wanted = max(self.limit_bytes // _SEGMENTS, _SMALLEST_SEGMENT, file_bytes(size, 1))
+        part = min(self.limit_bytes // _FEWEST_SEGMENTS, _USUAL_SEGMENT)
+        wanted = max(self.limit_bytes // _MOST_SEGMENTS, part, file_bytes(size, 1))
         count = slots_that_fit(size, min(left, wanted))
         if count < 1:
-            return None
-        segment = Segment.create(next_path(self.directory, self._segments), block.space, size, count)
-        self._segments.append(segment)
-        return segment
+            return False
+        self._segments.append(Segment.create(next_path(self.directory, self._segments), block.space, size, count))
+        return True
 
     def _give_up(self, segment: Segment) -> bool:
         """Drop a whole segment so that another kind of block gets its bytes. False while somebody reads it."""
@@ -264,7 +265,7 @@ class DiskTier:
                 if record is None:
                     segment.free.append(slot)
                 else:
-                    entry = Entry(record.key, record.parent, Place(segment, slot), record.last_used)
+                    entry = Entry(record.key, record.parent, record.depth, Place(segment, slot), record.last_used)
                     found.append((record.last_used, entry))
                     newest[segment] = max(newest.get(segment, 0), record.last_used)
             segment.free.reverse()
@@ -274,7 +275,7 @@ class DiskTier:
         for _, entry in reversed(found):  # the newest of two with one key stays
             if entry.place.segment in dropped:
                 continue
-            if entry.key in self._residents:
+            if entry.hash in self._residents:
                 self._forget_double(entry)
             else:
                 self._residents.add(entry)

@@ -26,16 +26,15 @@ from dataclasses import dataclass
 from xxhash import xxh3_128_digest
 
 from anaphora.errors import AnaphoraError
-from anaphora.tiers.store import KEY_BYTES, BlockMeta, Space
+from anaphora.tiers.store import KEY_BYTES, TOKEN_BYTES, BlockMeta, Space
 from anaphora.types import BlockHash
 
 MAGIC = b"ANAKVBLK"
 VERSION = 1
 CODEC_BYTES = 32
 DIGEST_BYTES = 16
-TOKEN_BYTES = 4
 _FIELDS = struct.Struct(f"<8sHHIQ{KEY_BYTES}s{KEY_BYTES}s{DIGEST_BYTES}s{CODEC_BYTES}s{DIGEST_BYTES}sQ")
-MAX_TOKENS = 1 << 16
+MAX_TOKENS = (1 << 16) - 1
 """Of one block; a header that claims more is not one of ours."""
 
 
@@ -60,9 +59,9 @@ class Header:
         return BlockMeta(self.key, self.parent, self.tokens, self.depth, space)
 
 
-def header_bytes(tokens: bytes) -> int:
-    """Length of the header of a block of these packed tokens."""
-    return _FIELDS.size + len(tokens) + DIGEST_BYTES
+def header_bytes(num_tokens: int) -> int:
+    """Length of the header of a block of so many tokens."""
+    return _FIELDS.size + num_tokens * TOKEN_BYTES + DIGEST_BYTES
 
 
 def pack_header(meta: BlockMeta, payload: memoryview) -> bytes:
@@ -72,7 +71,7 @@ def pack_header(meta: BlockMeta, payload: memoryview) -> bytes:
             MAGIC,
             VERSION,
             0,
-            len(meta.tokens) // TOKEN_BYTES,
+            meta.num_tokens,
             payload.nbytes,
             meta.key,
             meta.parent,

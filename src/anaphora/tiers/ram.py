@@ -14,8 +14,8 @@ from anaphora.blocks.eviction import EvictionPolicy
 from anaphora.errors import ConfigError
 from anaphora.tiers.memory import copy, page_buffer
 from anaphora.tiers.residents import Entry, Residents
-from anaphora.tiers.stats import Counters, TierStats
-from anaphora.tiers.store import BlockMeta, Outcome
+from anaphora.tiers.stats import Counters
+from anaphora.tiers.store import BlockMeta, Outcome, TierStats
 
 ENTRY_BYTES = 1024
 """Allowance for what Python keeps per block: entry, key, parent, tokens, their places in dictionaries and heap."""
@@ -77,6 +77,31 @@ class RamTier:
                     self._residents.remove(entry)
                     self._give_back(entry)
 
+    def reserve(self, block: BlockMeta) -> tuple[int, memoryview] | None:
+        """An empty slot and its memory, to be filled by the caller, who then calls `publish` or `abandon`.
+
+        None when the block is here already or no room may be made for it.
+        """
+        with self._lock:
+            if (known := self._residents.get(block.key)) is not None:
+                self._residents.touch(known)
+                return None
+            slot = self._take_slot(block)
+        return None if slot is None else (slot, self._slot(slot))
+
+    def publish(self, slot: int, block: BlockMeta) -> None:
+        """A reserved slot is whole now: the block can be found."""
+        with self._lock:
+            if block.key in self._residents:  # another thread was faster
+                self._free.append(slot)
+            else:
+                self._residents.add(Entry(block.key, block.parent, block.depth, (slot, block), self._residents.tick()))
+
+    def abandon(self, slot: int) -> None:
+        """A reserved slot was not filled."""
+        with self._lock:
+            self._free.append(slot)
+
     def borrow(self, block: BlockMeta) -> tuple[RamEntry, memoryview] | None:
         """Pin a block and look at its bytes, which stay until `give_back`. None when it is not here."""
         with self._lock:
@@ -104,6 +129,11 @@ class RamTier:
                 self._residents.pin(entry)
                 taken.append((entry, self._slot(entry.place[0])))
         return taken
+
+    @property
+    def num_free(self) -> int:
+        """Slots that hold nothing."""
+        return len(self._free)
 
     def stats(self) -> TierStats:
         blocks = len(self._residents)
@@ -135,19 +165,12 @@ class RamTier:
     def _save(self, block: BlockMeta, data: memoryview) -> tuple[Outcome, int]:
         if data.nbytes != self.block_bytes:
             return Outcome.DROPPED, 0
-        with self._lock:
-            if (known := self._residents.get(block.key)) is not None:
-                self._residents.touch(known)
-                return Outcome.OK, 0
-            slot = self._take_slot(block)
-        if slot is None:
-            return Outcome.DROPPED, 0
-        copy(self._slot(slot), data)
-        with self._lock:
-            if block.key in self._residents:  # another thread was faster
-                self._free.append(slot)
-            else:
-                self._residents.add(Entry(block.key, block.parent, (slot, block), self._residents.tick()))
+        reserved = self.reserve(block)
+        if reserved is None:
+            return (Outcome.OK if block.key in self._residents else Outcome.DROPPED), 0
+        slot, memory = reserved
+        copy(memory, data)
+        self.publish(slot, block)
         return Outcome.OK, data.nbytes
 
     def _take_slot(self, block: BlockMeta) -> int | None:

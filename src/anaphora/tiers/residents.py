@@ -19,13 +19,14 @@ P = TypeVar("P")
 
 
 class Entry(Generic[P]):
-    """One block of a tier; `place` is the tier's own."""
+    """One block of a tier; `place` is the tier's own. What policies see of it: hash, depth, last_used."""
 
-    __slots__ = ("key", "last_used", "parent", "pins", "place")
+    __slots__ = ("depth", "hash", "last_used", "parent", "pins", "place")
 
-    def __init__(self, key: BlockHash, parent: BlockHash, place: P, last_used: int = 0) -> None:
-        self.key = key
+    def __init__(self, key: BlockHash, parent: BlockHash, depth: int, place: P, last_used: int) -> None:
+        self.hash = key
         self.parent = parent
+        self.depth = depth
         self.place = place
         self.last_used = last_used
         self.pins = 0
@@ -64,32 +65,36 @@ class Residents(Generic[P]):
 
     def add(self, entry: Entry[P]) -> None:
         """Take in a new entry. Raises BlockStateError when its key is here already."""
-        if entry.key in self._entries:
+        if entry.hash in self._entries:
             raise BlockStateError("a tier was given the same block twice")
-        self._entries[entry.key] = entry
+        self._entries[entry.hash] = entry
         children = self._children.get(entry.parent, 0)
         self._children[entry.parent] = children + 1
-        if not children and (parent := self._entries.get(entry.parent)) is not None and not parent.pins:
+        parent = self._entries.get(entry.parent)
+        if not children and parent is not None and not parent.pins:
             self._policy.remove(parent)
+        self._policy.insert(entry, parent)
         if self._may_go(entry):
             self._policy.add(entry)
 
     def remove(self, entry: Entry[P]) -> None:
         """Forget an entry, pinned or not; an entry that is no longer here stays so."""
-        if self._entries.get(entry.key) is not entry:
+        if self._entries.get(entry.hash) is not entry:
             return
         if self._may_go(entry):
             self._policy.remove(entry)
+        self._policy.forget(entry)
         self._forget(entry)
 
     def touch(self, entry: Entry[P]) -> None:
         """It was used just now."""
-        if self._may_go(entry):
+        candidate = self._may_go(entry)
+        if candidate:
             self._policy.remove(entry)
-            entry.last_used = self.tick()
+        entry.last_used = self.tick()
+        self._policy.hit(entry)
+        if candidate:
             self._policy.add(entry)
-        else:
-            entry.last_used = self.tick()
 
     def pin(self, entry: Entry[P]) -> None:
         """Keep it until `unpin`; pins count."""
@@ -100,7 +105,7 @@ class Residents(Generic[P]):
     def unpin(self, entry: Entry[P]) -> bool:
         """Undo one `pin`. True: that was the last one of an entry that is no longer here; its place is free now."""
         entry.pins -= 1
-        here = self._entries.get(entry.key) is entry
+        here = self._entries.get(entry.hash) is entry
         if here and self._may_go(entry):
             self._policy.add(entry)
         return not here and entry.pins == 0
@@ -138,14 +143,16 @@ class Residents(Generic[P]):
             raise BlockStateError(f"{free} entries of a tier may go, its policy knows {len(self._policy)}")
 
     def _may_go(self, entry: Entry[P]) -> bool:
-        return not entry.pins and entry.key not in self._children
+        return not entry.pins and entry.hash not in self._children
 
     def _forget(self, entry: Entry[P]) -> None:
-        del self._entries[entry.key]
+        del self._entries[entry.hash]
         left = self._children[entry.parent] - 1
         if left:
             self._children[entry.parent] = left
             return
         del self._children[entry.parent]
-        if (parent := self._entries.get(entry.parent)) is not None and self._may_go(parent):
-            self._policy.add(parent)
+        if (parent := self._entries.get(entry.parent)) is not None:
+            parent.last_used = max(parent.last_used, entry.last_used)
+            if self._may_go(parent):
+                self._policy.add(parent)

@@ -4,8 +4,9 @@
     4096         table        one 64-byte record per slot; all zeros: the slot is free
     data_start   slots        each: header (format.py), filled up to whole pages; payload, filled up to whole pages
 
-    record:  0 key 16 | 16 parent 16 | 32 stored at, s since 1970, 8 | 40 payload bytes 4 | 44 header bytes 4
-             | 48 xxh3-64 of the record up to here, seeded with the slot's number, 8 | 56 last used 8
+    record    0 key 16 | 16 parent 16 | 32 stored at, seconds since 1970, 4 | 36 payload bytes 4 | 40 depth 4
+             44 number of tokens 2 | 46 zero 2 | 48 xxh3-64 of all that, seeded with the slot's number, 8
+             56 last used, by the tier's logical clock, 8
 
 A block is committed by its record, which is written after its slot and wiped before the slot is written again: a
 process that dies in between leaves a free slot. Nothing is synced, because a killed process loses nothing that it
@@ -36,11 +37,12 @@ from anaphora.types import BlockHash
 MAGIC = b"ANAKVSEG"
 VERSION = 1
 _SUPERBLOCK = struct.Struct("<8sII16s")  # magic, version, length of the JSON, checksum of the JSON
-_RECORD = struct.Struct("<16s16sQIIQQ")
+_RECORD = struct.Struct("<16s16sIIIHHQQ")
 _CHECKED = 48
 _FREE = bytes(_RECORD.size)
 _LAST_USED_AT = 56
 _SANE_CLOCK = 1 << 62
+_LAST_SECOND = (1 << 32) - 1
 _MODEL_CHARS = 200
 """Of a model's name are kept: the superblock is one page."""
 
@@ -59,13 +61,14 @@ class Record:
     stored_at: int
     """Seconds since 1970 by the clock of then; no order of entries depends on it."""
     payload_bytes: int
-    header_bytes: int
+    depth: int
+    num_tokens: int
     last_used: int
 
 
-def slot_bytes(tokens: bytes, payload_bytes: int) -> int:
+def slot_bytes(num_tokens: int, payload_bytes: int) -> int:
     """Bytes of a slot for such a block."""
-    return round_up(header_bytes(tokens)) + round_up(payload_bytes)
+    return round_up(header_bytes(num_tokens)) + round_up(payload_bytes)
 
 
 def data_start(num_slots: int) -> int:
@@ -182,9 +185,8 @@ class Segment:
 
     def commit(self, slot: int, meta: BlockMeta, payload_bytes: int, *, stored_at: int, last_used: int) -> None:
         """The slot, written before, holds this block from now on, whatever happens to the process."""
-        head = _RECORD.pack(
-            meta.key, meta.parent, max(0, stored_at), payload_bytes, header_bytes(meta.tokens), 0, last_used
-        )
+        then = min(max(0, stored_at), _LAST_SECOND)
+        head = _RECORD.pack(meta.key, meta.parent, then, payload_bytes, meta.depth, meta.num_tokens, 0, 0, last_used)
         check = xxh3_64_intdigest(head[:_CHECKED], slot).to_bytes(8, "little")
         self._write_record(slot, 0, head[:_CHECKED] + check + head[_LAST_USED_AT:])
 
@@ -206,7 +208,7 @@ class Segment:
 
     def read(self, slot: int, meta: BlockMeta, into: memoryview) -> None:
         """Read and verify one block. Raises CorruptBlock unless it is that very one, whole."""
-        front = round_up(header_bytes(meta.tokens))
+        front = round_up(header_bytes(meta.num_tokens))
         parts = self._parts(front, into, _scratch)
         size = sum(part.nbytes for part in parts)
         if size > self.slot_size or preadv(self._data, parts, self._offset(slot)) != size:
@@ -219,14 +221,15 @@ class Segment:
 
     def read_raw(self, record: Record) -> tuple[memoryview, memoryview]:
         """(header, payload) of a slot, unverified; good until this thread reads again. Raises CorruptBlock."""
-        front = round_up(record.header_bytes)
+        head = header_bytes(record.num_tokens)
+        front = round_up(head)
         size = front + round_up(record.payload_bytes)
         if size > self.slot_size:
             raise CorruptBlock("its record claims more bytes than a slot has")
         memory = _scratch.take(size)
         if preadv(self._data, [memory], self._offset(record.slot)) != size:
             raise CorruptBlock("the file ends inside the block")
-        return memory[: record.header_bytes], memory[front : front + record.payload_bytes]
+        return memory[:head], memory[front : front + record.payload_bytes]
 
     def close(self) -> None:
         os.close(self._table)
@@ -252,12 +255,12 @@ class Segment:
 
 
 def _parse_record(raw: bytes, slot: int) -> Record | None:
-    key, parent, stored_at, payload, header, check, last_used = _RECORD.unpack(raw)
+    key, parent, stored_at, payload, depth, count, _, check, last_used = _RECORD.unpack(raw)
     if not check or xxh3_64_intdigest(raw[:_CHECKED], slot) != check:
         return None
     # The last use is not under the checksum: it changes with every hit, and only orders the entries.
     used = last_used if last_used < _SANE_CLOCK else 0
-    return Record(slot, BlockHash(key), BlockHash(parent), stored_at, payload, header, used)
+    return Record(slot, BlockHash(key), BlockHash(parent), stored_at, payload, depth, count, used)
 
 
 def _open_direct(path: Path, flags: int) -> int:

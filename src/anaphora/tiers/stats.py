@@ -1,42 +1,12 @@
-"""What a tier counted since it was opened. Plain numbers; the server makes metrics of them."""
+"""Counting what a tier does, from several threads."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from threading import Lock
 
-from anaphora.tiers.store import Outcome
-
-
-@dataclass(slots=True)
-class TierStats:
-    """Blocks unless it says otherwise. `hits` .. `failed` are of loads; saves have their own."""
-
-    limit_bytes: int = 0
-    """What the tier may take in all; 0: it does not know."""
-    used_bytes: int = 0
-    """What it takes now, its own tables included."""
-    blocks: int = 0
-    hits: int = 0
-    misses: int = 0
-    corrupt: int = 0
-    """Found but not as stored; each became a miss and was removed."""
-    failed: int = 0
-    """Loads that an error of the device, the network or the store ended."""
-    bytes_loaded: int = 0
-    load_seconds: float = 0.0
-    """Summed over the threads that loaded."""
-    saved: int = 0
-    dropped: int = 0
-    """Saves refused: no room that may be made, too large, or the tier is off."""
-    save_failed: int = 0
-    bytes_saved: int = 0
-    save_seconds: float = 0.0
-    evicted: int = 0
-    off: str = ""
-    """Why the tier takes nothing now; empty: it does."""
-
+from anaphora.tiers.store import Outcome, TierStats
 
 _LOADED = {Outcome.OK: "hits", Outcome.MISS: "misses", Outcome.CORRUPT: "corrupt"}
 

@@ -21,6 +21,7 @@ from anaphora.errors import AnaphoraError
 from anaphora.types import BlockHash
 
 KEY_BYTES = 16
+TOKEN_BYTES = 4
 
 
 class StoreError(AnaphoraError):
@@ -72,12 +73,48 @@ class BlockMeta:
     """Blocks before it in its chain; 0 for the first."""
     space: Space
 
+    @property
+    def num_tokens(self) -> int:
+        return len(self.tokens) // TOKEN_BYTES
+
 
 def group_key(digest: BlockHash, group: int) -> BlockHash:
     """The key of a prefix's block in cache group `group`; in group 0 the prefix's own hash."""
     if group == 0:
         return digest
     return BlockHash(digest[:-2] + (int.from_bytes(digest[-2:], "little") ^ group).to_bytes(2, "little"))
+
+
+@dataclass(slots=True)
+class TierStats:
+    """What a tier counted since it was opened, in blocks unless it says otherwise.
+
+    `hits`, `misses`, `corrupt` and `failed` are of loads; saves have their own.
+    """
+
+    limit_bytes: int = 0
+    """What the tier may take in all; 0: it does not know."""
+    used_bytes: int = 0
+    """What it takes now, its own tables included."""
+    blocks: int = 0
+    hits: int = 0
+    misses: int = 0
+    corrupt: int = 0
+    """Found but not as stored; each became a miss and was removed."""
+    failed: int = 0
+    """Loads that an error of the device, the network or the store ended."""
+    bytes_loaded: int = 0
+    load_seconds: float = 0.0
+    """Summed over the threads that loaded."""
+    saved: int = 0
+    dropped: int = 0
+    """Saves refused: no room that may be made, too large, or the tier is off."""
+    save_failed: int = 0
+    bytes_saved: int = 0
+    save_seconds: float = 0.0
+    evicted: int = 0
+    off: str = ""
+    """Why the tier takes nothing now; empty: it does."""
 
 
 class BlockStore(Protocol):
@@ -105,6 +142,9 @@ class BlockStore(Protocol):
 
     def discard(self, keys: Sequence[bytes]) -> None:
         """Forget these; unknown keys are no error."""
+
+    def stats(self) -> TierStats:
+        """A snapshot. Immediate."""
 
     def close(self) -> None:
         """Let go of files, sockets and threads; harmless when done twice. Nothing may be called after it."""

@@ -14,7 +14,7 @@ from anaphora.tiers.format import header_bytes, pack_header
 from anaphora.tiers.remote.breaker import Circuit, CircuitBreaker
 from anaphora.tiers.remote.hot import HotKeys
 from anaphora.tiers.stats import Counters
-from anaphora.tiers.store import BlockMeta, Outcome, RemoteStore, TierStats
+from anaphora.tiers.store import BlockMeta, Outcome, RemoteStore, StoreError, TierStats
 
 BATCH_BYTES = 32 << 20
 """Payload of one call of the store: when one fails, the blocks before it are there and those after it are not asked."""
@@ -39,7 +39,7 @@ class RemoteTier:
     def contains(self, keys: Sequence[bytes]) -> list[bool]:
         if not keys:
             return []
-        return self._asked(lambda: self._store.contains(keys)) or [False] * len(keys)
+        return self._asked(lambda: _as_many(keys, self._store.contains(keys))) or [False] * len(keys)
 
     def load(self, blocks: Sequence[BlockMeta], into: Sequence[memoryview]) -> list[Outcome]:
         start = perf_counter()
@@ -89,13 +89,13 @@ class RemoteTier:
         self._store.close()
 
     def _load(self, blocks: Sequence[BlockMeta], into: Sequence[memoryview]) -> list[Outcome] | None:
-        heads = [bytearray(header_bytes(block.tokens)) for block in blocks]
+        heads = [bytearray(header_bytes(block.num_tokens)) for block in blocks]
         views = [[memoryview(head), view] for head, view in zip(heads, into, strict=True)]
         keys = [block.key for block in blocks]
 
         def read() -> list[Outcome]:
             lengths = self._store.read(keys, views)
-            return list(map(_judge, blocks, heads, into, lengths))
+            return [_judge(*found) for found in zip(blocks, heads, into, lengths, strict=True)]
 
         outcomes = self._asked(read, wrong=_only_lies)
         if outcomes is not None:
@@ -105,13 +105,14 @@ class RemoteTier:
         return outcomes
 
     def _save(self, blocks: Sequence[BlockMeta], data: Sequence[memoryview]) -> tuple[list[Outcome], int] | None:
-        there = self._asked(lambda: self._store.contains([block.key for block in blocks]))
+        wanted = [block.key for block in blocks]
+        there = self._asked(lambda: _as_many(wanted, self._store.contains(wanted)))
         if there is None:
             return None
         new = [index for index, known in enumerate(there) if not known]
-        keys = [blocks[index].key for index in new]
+        keys = [wanted[index] for index in new]
         parts = [[memoryview(pack_header(blocks[index], data[index])), data[index]] for index in new]
-        stored = self._asked(lambda: self._store.write(keys, parts)) if new else []
+        stored = self._asked(lambda: _as_many(keys, self._store.write(keys, parts))) if new else []
         if stored is None:
             return None
         outcomes = [Outcome.OK] * len(blocks)
@@ -151,6 +152,12 @@ def _judge(block: BlockMeta, head: bytearray, payload: memoryview, length: int |
     if length != len(head) + payload.nbytes or pack_header(block, payload) != head:
         return Outcome.CORRUPT
     return Outcome.OK
+
+
+def _as_many(keys: Sequence[bytes], answers: list[bool]) -> list[bool]:
+    if len(answers) != len(keys):
+        raise StoreError(f"the store gave {len(answers)} answers to {len(keys)} questions")
+    return answers
 
 
 def _only_lies(outcomes: Sequence[Outcome]) -> str:
