@@ -8,6 +8,10 @@
 namespace nb = nanobind;
 using namespace nb::literals;
 
+namespace anaphora {
+void bind_program(nb::module_ &m);
+}
+
 NB_MODULE(_native, m) {
     m.doc() = "The native kernels; see _native.pyi.";
     m.def("targets", [] {
@@ -25,4 +29,5 @@ NB_MODULE(_native, m) {
         if (threads < 1) throw nb::value_error("at least one thread");
         anaphora::set_threads(threads);
     }, "threads"_a);
+    anaphora::bind_program(m);
 }

@@ -1,5 +1,15 @@
 """The native kernels (native/). Import them through anaphora.native.load(), which knows when there are none."""
 
+from typing import Any, Protocol
+
+import numpy
+import numpy.typing
+
+class Array(Protocol):
+    """A tensor of torch or an array of numpy, on the CPU, contiguous."""
+
+    def __dlpack__(self, *args: Any, **kwargs: Any) -> Any: ...
+
 def targets() -> list[str]:
     """Instruction sets that the kernels were compiled for and this processor runs; the best last."""
 
@@ -17,3 +27,102 @@ def threads() -> int:
 
 def set_threads(threads: int) -> None:
     """From the next call on. Raises ValueError below 1."""
+
+class Step:
+    """One batch's attention."""
+
+class Weights:
+    """The weights of one linear layer, packed for the kernels. Holds a copy; what it was made from may be freed."""
+
+    def __init__(self, weight: Array, bias: Array | None = None, *, gated: bool = False) -> None:
+        """weight [outputs, inputs] bfloat16 or float32 (kept so), bias [outputs] float32; torch or numpy, contiguous.
+
+        gated: the first half of the outputs is the gate of the second, and `outputs` counts one half.
+        """
+
+    @property
+    def inputs(self) -> int: ...
+    @property
+    def outputs(self) -> int: ...
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the packed weight, filled up to whole panels of 16 outputs."""
+
+class Program:
+    """A decoder, recorded operation by operation and run once per step without Python in between.
+
+    Buffers are float32 [tokens of the step, width]. Every result depends on its own row alone, to the bit. All
+    methods raise ValueError when shapes do not fit. One thread at a time; `run` releases the GIL.
+    """
+
+    def __init__(self, query_heads: int = 0, kv_heads: int = 0, head_dim: int = 0) -> None: ...
+    def buffer(self, width: int) -> int:
+        """A new one; its number."""
+
+    def rope(self, inverse_frequencies: Array, magnitude: float = 1.0) -> int:
+        """Rotary positions (see engine/models/rope.py), computed once per step; their number."""
+
+    def embed(self, out: int, table: Weights, scale: float = 1.0) -> None:
+        """out = scale * table[token id]; tied embeddings share their Weights with `logits`."""
+
+    def norm(self, out: int, x: int, weight: Array, eps: float, *, scale: float = 1.0, add: bool = False) -> None:
+        """out = rms_norm(x) * weight * scale, or out += that. out may be x."""
+
+    def linear(
+        self,
+        out: int,
+        x: int,
+        weights: Weights,
+        *,
+        norm: Array | None = None,
+        norm_eps: float = 0.0,
+        scale: float = 1.0,
+        activation: str | None = None,
+        add: bool = False,
+    ) -> None:
+        """y = (x weight^T + bias) * scale, x RMS-normed first when `norm` [inputs] is given; out = y, or out += y.
+
+        activation: "silu", "gelu", "gelu_tanh" or "relu"; of gated weights' gate: y = activation(gate) * other half.
+        """
+
+    def attention(
+        self,
+        out: int,
+        qkv: int,
+        layer: int,
+        *,
+        rope: int | None = None,
+        scale: float,
+        softcap: float | None = None,
+        norm: Array | None = None,
+        norm_over: str = "head",
+        norm_eps: float = 0.0,
+    ) -> None:
+        """Norm and turn queries and keys, store keys and values, attend (see engine/attention.py).
+
+        qkv [T, (query heads | key heads | value heads) * head_dim] is changed in place; out
+        [T, query_heads * head_dim].
+        norm [query_heads + kv_heads, head_dim], over each "head" or over all queries and all keys ("projection").
+        """
+
+    def logits(
+        self,
+        x: int,
+        weights: Weights,
+        *,
+        norm: Array | None = None,
+        norm_eps: float = 0.0,
+        scale: float = 1.0,
+        softcap: float | None = None,
+    ) -> None:
+        """The last operation, for the wanted rows only: norm, product, * scale, softcap * tanh(y / softcap)."""
+
+    def run(self, step: Step | None, token_ids: Array, positions: Array, wanted: Array, logits: Array) -> None:
+        """token_ids, positions int64 [T]; wanted int32 [W], numbers of rows; logits float32 [W, vocabulary], written.
+
+        State changes: logits, and the storage of the step. Raises ValueError, with nothing changed, for a token id
+        or a row that is not there, and without a step when the program attends.
+        """
+
+    def values(self, buffer: int) -> numpy.typing.NDArray[numpy.float32]:
+        """A copy of what the last run left in a buffer: [T, width]."""
