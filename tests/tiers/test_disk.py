@@ -1,0 +1,202 @@
+"""The disk tier as it should work: restart, limit, eviction, other models, permissions, the lock."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tiers.blocks import OTHER_SPACE, SIZE, chain, key, payload, payloads, room
+
+from anaphora.blocks.eviction import LRU
+from anaphora.errors import ConfigError
+from anaphora.tiers.disk import DiskTier
+from anaphora.tiers.memory import page_buffer
+from anaphora.tiers.segment import file_bytes, slot_bytes
+from anaphora.tiers.store import BlockMeta, Outcome
+
+MIB = 1 << 20
+
+
+def disk(path: Path, limit: int = MIB, **options: bool) -> DiskTier:
+    return DiskTier(path, limit, LRU(), **options)
+
+
+def bytes_of(path: Path) -> int:
+    return sum(file.stat().st_size for file in path.iterdir())
+
+
+def keys(blocks: list[BlockMeta]) -> list[bytes]:
+    return [block.key for block in blocks]
+
+
+@pytest.mark.parametrize("size", [1, 100, 4096, 8192, 10_000])
+def test_what_was_saved_is_loaded_after_a_restart(tmp_path: Path, size: int) -> None:
+    blocks, into = chain("a", 5), room(5, size)
+    tier = disk(tmp_path)
+    assert tier.save(blocks, payloads(blocks, size)) == [Outcome.OK] * 5
+    assert tier.load(blocks, into) == [Outcome.OK] * 5
+    assert into == payloads(blocks, size)
+    tier.close()
+    tier, into = disk(tmp_path), room(5, size)
+    assert tier.contains([*keys(blocks), key("x")]) == [True] * 5 + [False]
+    assert tier.load(blocks, into) == [Outcome.OK] * 5
+    assert into == payloads(blocks, size)
+    tier.check_invariants()
+    tier.close()
+
+
+def test_page_aligned_memory_is_read_and_written_as_it_is(tmp_path: Path) -> None:
+    block, memory, into = chain("a", 1)[0], page_buffer(SIZE), page_buffer(SIZE)
+    memory[:] = payload(block)
+    tier = disk(tmp_path)
+    assert tier.save([block], [memory]) == tier.load([block], [into]) == [Outcome.OK]
+    assert into == payload(block)
+    tier.close()
+
+
+def test_read_only_memory_can_be_saved(tmp_path: Path) -> None:
+    block, into = chain("a", 1)[0], room(1)
+    tier = disk(tmp_path)
+    assert tier.save([block], [memoryview(bytes(payload(block)))]) == tier.load([block], into) == [Outcome.OK]
+    assert into == payloads([block])
+    tier.close()
+
+
+def test_the_limit_is_never_exceeded_and_the_oldest_leaves_go(tmp_path: Path) -> None:
+    tier = disk(tmp_path, 300_000)
+    for name in range(60):
+        blocks = chain(name, 3)
+        assert tier.save(blocks, payloads(blocks)) == [Outcome.OK] * 3
+        assert bytes_of(tmp_path) == tier.used_bytes <= 300_000
+        tier.check_invariants()
+    assert tier.contains(keys(chain(59, 3))) == [True] * 3
+    assert tier.contains(keys(chain(0, 3))) == [False] * 3
+    assert tier.stats().evicted == 180 - tier.stats().blocks
+    tier.close()
+
+
+def test_a_lower_limit_holds_from_the_start(tmp_path: Path) -> None:
+    tier = disk(tmp_path, 4 * MIB)
+    for name in range(100):
+        blocks = chain(name, 3)
+        tier.save(blocks, payloads(blocks))
+    tier.close()
+    assert bytes_of(tmp_path) > 2 * MIB
+    tier = disk(tmp_path, 2 * MIB)
+    assert bytes_of(tmp_path) <= 2 * MIB
+    left = [name for name in range(100) if tier.contains(keys(chain(name, 3)))[0]]
+    assert left
+    assert left == list(range(left[0], 100))  # what was used last stayed
+    tier.check_invariants()
+    tier.close()
+
+
+def test_the_order_of_use_survives_a_restart(tmp_path: Path) -> None:
+    limit = 16 + 4 * file_bytes(slot_bytes(16, SIZE), 1)
+    tier, blocks = disk(tmp_path, limit), [chain(name, 1)[0] for name in range(5)]
+    tier.save(blocks, payloads(blocks))
+    assert tier.contains(keys(blocks)) == [False, True, True, True, True]
+    tier.load(blocks[1:2], room(1))
+    tier.close()
+    tier = disk(tmp_path, limit)
+    extra = chain("extra", 1)
+    tier.save(extra, payloads(extra))
+    assert tier.contains(keys(blocks)) == [False, True, False, True, True]
+    tier.close()
+
+
+def test_another_models_blocks_live_beside_ours_and_take_their_place(tmp_path: Path) -> None:
+    tier = disk(tmp_path, MIB)
+    for name in range(40):
+        blocks = chain(name, 3)
+        tier.save(blocks, payloads(blocks))
+    other = chain("a", 60, space=OTHER_SPACE)
+    outcomes = tier.save(other, payloads(other, 20_000))
+    tier.check_invariants()
+    assert bytes_of(tmp_path) <= MIB
+    stored = [block for block, outcome in zip(other, outcomes, strict=True) if outcome is Outcome.OK]
+    assert len(stored) > 10
+    assert tier.load(stored[:5], into := room(5, 20_000)) == [Outcome.OK] * 5
+    assert into == payloads(stored[:5], 20_000)
+    tier.close()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"tokens": b"\0" * 64}, {"parent": key("x")}, {"depth": 7}, {"space": OTHER_SPACE}],
+    ids=lambda change: next(iter(change)),
+)
+def test_the_same_key_for_another_block_is_a_miss(tmp_path: Path, change: dict[str, bytes]) -> None:
+    tier, block = disk(tmp_path), chain("a", 1)[0]
+    tier.save([block], [payload(block)])
+    assert tier.load([replace(block, **change)], room(1)) == [Outcome.CORRUPT]  # type: ignore[arg-type]
+    assert tier.contains([block.key]) == [False]
+    tier.check_invariants()
+    tier.close()
+
+
+def test_a_discarded_block_stays_away(tmp_path: Path) -> None:
+    tier, blocks = disk(tmp_path), chain("a", 3)
+    tier.save(blocks, payloads(blocks))
+    tier.discard([blocks[2].key, key("x")])
+    tier.check_invariants()
+    tier.close()
+    tier = disk(tmp_path)
+    assert tier.contains(keys(blocks)) == [True, True, False]
+    tier.close()
+
+
+def test_a_clock_that_goes_back_changes_nothing(tmp_path: Path) -> None:
+    times = iter([2e9, 1e9, 5.0, -3.0])
+    tier = DiskTier(tmp_path, MIB, LRU(), wall_clock=lambda: next(times))
+    blocks = [chain(name, 1)[0] for name in range(4)]
+    assert tier.save(blocks, payloads(blocks)) == [Outcome.OK] * 4
+    tier.close()
+    tier = disk(tmp_path)
+    assert tier.load(blocks, room(4)) == [Outcome.OK] * 4
+    tier.close()
+
+
+def test_only_the_owner_may_look(tmp_path: Path) -> None:
+    folder = tmp_path / "new" / "cache"
+    old = os.umask(0)
+    try:
+        tier = disk(folder)
+        block = chain("a", 1)
+        tier.save(block, payloads(block))
+        tier.close()
+    finally:
+        os.umask(old)
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert {file.stat().st_mode & 0o777 for file in folder.iterdir()} == {0o600}
+
+
+def test_a_second_server_is_told_who_holds_the_folder(tmp_path: Path) -> None:
+    tier = disk(tmp_path)
+    with pytest.raises(ConfigError, match=f"process {os.getpid()}.*--remote-cache"):
+        disk(tmp_path)
+    code = (
+        "import sys; from pathlib import Path; from anaphora.tiers.directory import DirectoryLock\n"
+        "from anaphora.errors import ConfigError\n"
+        "try: DirectoryLock(Path(sys.argv[1]))\nexcept ConfigError as error: print(error)"
+    )
+    answer = subprocess.run([sys.executable, "-c", code, tmp_path], capture_output=True, text=True, check=True)
+    assert f"process {os.getpid()}" in answer.stdout
+    tier.close()
+    disk(tmp_path).close()
+
+
+def test_foreign_files_are_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    tier = disk(tmp_path)
+    tier.close()
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+def test_a_limit_that_holds_nothing_is_said(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--disk-cache"):
+        disk(tmp_path, 10_000)
