@@ -9,13 +9,13 @@
 #include <memory>
 #include <vector>
 
+#include "attention_tile.h"
 #include "pool.h"
 
 namespace anaphora {
 
-constexpr int kPartition = 256;  // tokens; a multiple of every block size
-
-enum class Format : uint8_t { fp32, bf16, fp16 };
+struct Workspace;  // scratch memory of a storage's steps, one after the other; see attention.cpp for its bounds
+struct Plan;       // how a cache group's work is cut into items; see attention_plan.h
 
 // Where a layer's keys and values lie in a block, and in which forms (storage/codec.py).
 struct LayerKV {
@@ -26,6 +26,9 @@ struct LayerKV {
     Format key, value;
 };
 
+// Bytes of a token's codes.
+int64_t code_bytes(Format format, int dim);
+
 // PagedStorage's memory. Holds no reference to it.
 struct Storage {
     uint8_t *data;  // [num_blocks, block_bytes]
@@ -33,6 +36,7 @@ struct Storage {
     int block_size;  // a multiple of 16 that divides kPartition
     int kv_heads, key_dim, value_dim;
     std::vector<LayerKV> layers;  // by layer number
+    std::shared_ptr<Workspace> workspace;
 
     uint8_t *key_piece(const LayerKV &layer, int64_t block, int head) const {
         return data + block * block_bytes + layer.offset + head * (layer.key_bytes + layer.value_bytes);
@@ -71,10 +75,9 @@ struct Rows {
     std::vector<int32_t> blocks;
     std::vector<int64_t> offsets;
     std::vector<int32_t> window;  // per group: a query at p sees p - window + 1 .. p; 0: everything
-};
 
-struct Plan;       // a group's work, cut into items
-struct Workspace;  // scratch memory, reused by later steps
+    const int32_t *table(int group, int row) const { return blocks.data() + offsets[group * start.size() + row]; }
+};
 
 // What all layers of a step share. The storage must outlive it; steps of one storage run one at a time.
 class Step {
@@ -82,6 +85,8 @@ class Step {
     // Throws std::invalid_argument when the rows do not fit the storage.
     Step(std::shared_ptr<Storage> storage, Rows rows, Strategy strategy = Strategy::chosen);
     ~Step();
+    Step(const Step &) = delete;
+    Step &operator=(const Step &) = delete;
 
     // Cuts the work for so many query heads and threads, unless that is done. Call it outside of a job.
     void prepare(int query_heads, int threads);
@@ -93,7 +98,7 @@ class Step {
     // The two below run inside a job of the pool: every thread calls them with the same arguments. At entry all work
     // is unclaimed; afterwards the caller passes a barrier before it claims or reads anything.
 
-    // Stores the step's keys [T, kv_heads, key_dim] and values [T, kv_heads, value_dim].
+    // Stores the step's new keys [T, kv_heads, key_dim] and values [T, kv_heads, value_dim].
     void write_kv(Worker &worker, int layer, Heads key, Heads value) const;
 
     // query [T, query_heads, key_dim] -> out [T, query_heads, value_dim]. The keys and values must be stored already.
@@ -105,8 +110,9 @@ class Step {
     Strategy strategy_;
     int tokens_ = 0;
     int query_heads_ = 0, threads_ = 0;
-    std::vector<Plan> plans_;  // per group
-    std::shared_ptr<Workspace> workspace_;
+    std::vector<Plan> plans_;       // per group
+    std::vector<int> token_row_;    // [T]
+    std::vector<int> first_token_;  // [rows] along T
 };
 
 }  // namespace anaphora

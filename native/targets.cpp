@@ -7,6 +7,7 @@
     namespace name {                                               \
     extern const anaphora::LinearKernels linear_kernels;           \
     extern const anaphora::ElementwiseKernels elementwise_kernels; \
+    extern const anaphora::AttentionKernels attention_kernels;     \
     extern const int lanes;                                        \
     }
 ANAPHORA_EACH_TARGET(DECLARE)
@@ -28,7 +29,9 @@ bool runs_avx512() {
 #endif
 
 const Target &table(int index) {
-#define ROW(name) {#name, ::name::lanes, runs_##name, &::name::linear_kernels, &::name::elementwise_kernels},
+#define ROW(name)                                                                                              \
+    {#name, ::name::lanes, runs_##name, &::name::linear_kernels, &::name::elementwise_kernels,                 \
+     &::name::attention_kernels},
     static const Target all[] = {ANAPHORA_EACH_TARGET(ROW)};
     return all[index];
 }

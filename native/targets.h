@@ -18,6 +18,7 @@ namespace anaphora {
 
 struct LinearKernels;
 struct ElementwiseKernels;
+struct AttentionKernels;
 
 struct Target {
     const char *name;
@@ -25,6 +26,7 @@ struct Target {
     bool (*runs_here)();
     const LinearKernels *linear;
     const ElementwiseKernels *elementwise;
+    const AttentionKernels *attention;
 };
 
 // Those that this processor can run, the best last.

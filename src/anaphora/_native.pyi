@@ -1,5 +1,6 @@
 """The native kernels (native/). Import them through anaphora.native.load(), which knows when there are none."""
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy
@@ -28,8 +29,68 @@ def threads() -> int:
 def set_threads(threads: int) -> None:
     """From the next call on. Raises ValueError below 1."""
 
+class KVStorage:
+    """The memory of a storage/paged.py PagedStorage, as the kernels see it; keeps it alive."""
+
+    def __init__(
+        self,
+        data: Array,
+        block_size: int,
+        kv_heads: int,
+        key_dim: int,
+        value_dim: int,
+        layers: Sequence[tuple[int, int, int, int, str, str]],
+    ) -> None:
+        """data uint8 [num_blocks, block_bytes]; block_size 16, 32, 64, 128 or 256.
+
+        layers: of each layer (cache group, offset, key_bytes, value_bytes, keys' format, values' format), as
+        storage/codec.py's LayerCodec has them. Raises ValueError for a format that has no kernels.
+        """
+
+def read(memory: Array) -> None:
+    """Read uint8 [bytes] on all threads, whole pieces of 64 KiB: what a measured read bandwidth is made of."""
+
 class Step:
-    """One batch's attention."""
+    """One batch's attention: what the layers share. Steps of one storage run one at a time."""
+
+    def __init__(
+        self,
+        storage: KVStorage,
+        starts: Array,
+        counts: Array,
+        blocks: Array,
+        offsets: Array,
+        windows: Sequence[int],
+        strategy: str = "chosen",
+    ) -> None:
+        """starts, counts int32 [rows]; blocks int32 [n], the rows' block tables laid end to end, group by group.
+
+        offsets int64 [groups * rows + 1]: the table of group g and row r is
+        blocks[offsets[g * rows + r] : offsets[g * rows + r + 1]]. windows: of each group, 0 for none.
+        strategy: "chosen" by a cost estimate, or forced: "by_partition", "by_query"; no bit depends on it.
+        Raises ValueError when a row sees a position that its table does not cover, or a block that does not exist.
+        """
+
+    def write_kv(self, layer: int, key: Array, value: Array) -> None:
+        """key [T, kv_heads, key_dim], value [T, kv_heads, value_dim] float32; tokens any stride apart.
+
+        State changes: the storage.
+        """
+
+    def attend(
+        self,
+        layer: int,
+        query: Array,
+        out: Array,
+        scale: float,
+        softcap: float = 0.0,
+        alibi_slopes: Array | None = None,
+        sinks: Array | None = None,
+    ) -> None:
+        """query [T, query_heads, key_dim] -> out [T, query_heads, value_dim], float32; see engine/attention.py's Attend.
+
+        The step's keys and values must be written. softcap 0: none. State changes: out.
+        """
 
 class Weights:
     """The weights of one linear layer, packed for the kernels. Holds a copy; what it was made from may be freed."""
