@@ -1,0 +1,289 @@
+"""Blocks in Mooncake Store (https://github.com/kvcache-ai/Mooncake): other machines' memory, over TCP or RDMA.
+
+    mooncake://MASTER:50051?protocol=tcp&segment=0&timeout=2      all options: mooncake_url.py
+
+Values are read by get_into into registered arenas, one half of an arena being filled while the other is copied out:
+a transfer that outlives its call (seen with a holder that stops and goes on, long after the call had returned an
+error) must not find a block of the pool under its pen. Values are written by put_from straight out of registered
+memory, which lives as long as the process, and through an arena out of any other.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+# Mooncake's client reads its settings from the environment. Its own patience (a minute, retries of retries) is cut to
+# what lets a worker go soon after its caller has left; whoever has set a variable means it.
+for _variable, _value in {
+    "MC_LOG_LEVEL": "ERROR",
+    "MC_STORE_CLIENT_SETUP_RETRIES": "1",
+    "MC_RPC_CONNECT_TIMEOUT_MS": "2000",
+    "MC_RPC_TIMEOUT_MS": "5000",
+    "MC_TCP_PROGRESS_TIMEOUT_SEC": "5",
+    "MC_TCP_STATUS_TIMEOUT_SEC": "5",
+}.items():
+    os.environ.setdefault(_variable, _value)
+
+from mooncake.store import MooncakeDistributedStore  # noqa: E402
+
+from anaphora.tiers.memory import copy  # noqa: E402
+from anaphora.tiers.remote.deadline import Deadline  # noqa: E402
+from anaphora.tiers.remote.mooncake_url import MooncakeOptions, parse  # noqa: E402
+from anaphora.tiers.remote.workers import Job, Worker, Workers  # noqa: E402
+from anaphora.tiers.store import StoreError  # noqa: E402
+
+HALF_BYTES = 64 << 20
+"""Of an arena; the longest value there can be. Memory is taken as far as it is used."""
+STEP_BYTES = 8 << 20
+"""What one call moves while the bytes of another are copied."""
+LOCAL_BUFFER_BYTES = 16 << 20
+REST_SECONDS = 30.0
+NOT_FOUND, LEASE_EXPIRED, NO_ROOM, LONGER = -704, -707, -200, -600
+TRANSFER_FAILED = range(-899, -799)
+
+
+def open_store(url: str) -> MooncakeStore:
+    """The store behind `url`; connects when first asked. Raises ConfigError for a wrong URL."""
+    return MooncakeStore(parse(url))
+
+
+class MooncakeStore:
+    """A RemoteStore. Thread-safe: `workers` operations at a time, the rest wait for their turn."""
+
+    def __init__(self, options: MooncakeOptions, *, half_bytes: int = HALF_BYTES, rest: float = REST_SECONDS) -> None:
+        self._options = options
+        self._half = half_bytes
+        self._workers = Workers("mooncake", options.workers, 2 * half_bytes, rest)
+        self._connector = Worker("mooncake-connect", 0)
+        self._connecting: Job[Any] | None = None
+        self._registered: list[tuple[int, int, memoryview]] = []
+        """Start, end and a reference that keeps the memory alive."""
+        self._lock = threading.Lock()
+
+    def contains(self, keys: Sequence[bytes]) -> list[bool]:
+        deadline = Deadline(self._options.timeout)
+        client = self._client(deadline)
+        names = [_name(key) for key in keys]
+        with self._lent(deadline) as worker:
+            codes = worker.start(lambda: client.batch_is_exist(names)).result(deadline)
+        if any(code < 0 for code in codes):
+            raise self._error(min(codes))
+        return [code == 1 for code in codes]
+
+    def read(self, keys: Sequence[bytes], into: Sequence[Sequence[memoryview]]) -> list[int | None]:
+        sizes = [_size(views) for views in into]
+        deadline = Deadline(self._options.timeout, sum(sizes))
+        client = self._client(deadline)
+        names = [_name(key) for key in keys]
+        codes = [NOT_FOUND] * len(keys)
+        with self._lent(deadline) as worker:
+            base = _address(worker.arena)
+
+            def start(run: Sequence[int], places: Sequence[int]) -> Job[list[int]]:
+                wanted, lengths = [names[index] for index in run], [sizes[index] for index in run]
+                return worker.start(lambda: client.batch_get_into(wanted, [base + place for place in places], lengths))
+
+            def finish(run: Sequence[int], places: Sequence[int], answers: list[int]) -> None:
+                for index, place, code in zip(run, places, answers, strict=True):
+                    codes[index] = code
+                    if code == sizes[index]:
+                        _scatter(worker.arena[place : place + code], into[index])
+
+            self._pipeline(self._runs(sizes), sizes, start, finish, deadline)
+            self._check(codes, worker)
+            for index in [index for index, code in enumerate(codes) if code == LONGER]:
+                name = names[index]
+                codes[index] = worker.start(lambda name=name: client.get_size(name)).result(deadline)  # type: ignore[misc]
+        return [code if code >= 0 else None for code in codes]
+
+    def write(self, keys: Sequence[bytes], parts: Sequence[Sequence[memoryview]]) -> list[bool]:
+        staged = [sum(len(view) for view in views if not self._is_registered(view)) for views in parts]
+        sizes = [_size(views) for views in parts]
+        deadline = Deadline(self._options.timeout, sum(sizes))
+        client = self._client(deadline)
+        codes = [NO_ROOM] * len(keys)
+        with self._lent(deadline) as worker:
+
+            def start(run: Sequence[int], places: Sequence[int]) -> Job[list[int]]:
+                gathered = [self._gather(parts[index], worker.arena, at) for index, at in zip(run, places, strict=True)]
+                names = [_name(keys[index]) for index in run]
+                addresses = [[where for where, _ in pieces] for pieces in gathered]
+                lengths = [[length for _, length in pieces] for pieces in gathered]
+                return worker.start(lambda: client.batch_put_from_multi_buffers(names, addresses, lengths))
+
+            def finish(run: Sequence[int], places: Sequence[int], answers: list[int]) -> None:
+                for index, code in zip(run, answers, strict=True):
+                    codes[index] = code
+
+            self._pipeline(self._runs(sizes), staged, start, finish, deadline)
+            self._check(codes, worker)
+        return [code == 0 for code in codes]
+
+    def delete(self, keys: Sequence[bytes]) -> None:
+        deadline = Deadline(self._options.timeout)
+        client = self._client(deadline)
+        names = [_name(key) for key in keys]
+        with self._lent(deadline) as worker:
+            # By force: a value that was just read is under a lease for seconds, and would stay.
+            worker.start(lambda: client.batch_remove(names, True)).result(deadline)
+
+    def register(self, memory: memoryview) -> None:
+        deadline = Deadline(self._options.timeout)
+        client = self._client(deadline)
+        start = _address(memory)
+        code = self._waited(self._connector.start(lambda: client.register_buffer(start, memory.nbytes)), deadline)
+        if code == 0:
+            self._registered.append((start, start + memory.nbytes, memory))
+
+    def close(self) -> None:
+        """Waits for the store as long as for an operation; what does not end by then ends with the process."""
+        with self._lock:
+            job, self._connecting = self._connecting, None
+        if job is not None and job.done:
+            deadline = Deadline(self._options.timeout)
+            with suppress(Exception):
+                client = job.result(deadline)
+                self._connector.start(client.close).result(deadline)
+
+    def _client(self, deadline: Deadline) -> Any:
+        """The connected client. Connecting goes on when the deadline is over, and the next operation finds it done."""
+        with self._lock:
+            if self._connecting is None or self._connecting.failed:
+                self._connecting = self._connector.start(self._connect)
+            job = self._connecting
+        return self._waited(job, deadline)
+
+    def _connect(self) -> Any:
+        options = self._options
+        client = MooncakeDistributedStore()
+        code = client.setup(
+            options.local_host(),
+            options.metadata,
+            options.segment,
+            LOCAL_BUFFER_BYTES,
+            options.protocol,
+            options.devices,
+            options.master,
+            tenant_id=options.tenant,
+        )
+        if code == 0:
+            for arena in self._workers.arenas:
+                code = code or client.register_buffer(_address(arena), arena.nbytes)
+        if code != 0:
+            client.close()
+            raise StoreError(
+                f"cannot join the Mooncake store of {options.master} (code {code}); is mooncake_master running there, "
+                f"and is metadata={options.metadata} what its other clients use?"
+            )
+        return client
+
+    @contextmanager
+    def _lent(self, deadline: Deadline) -> Iterator[Worker]:
+        worker = self._workers.lend(deadline)
+        worker.clean = True
+        try:
+            yield worker
+        except TimeoutError as error:
+            worker.clean = False
+            raise StoreError(f"{self._options.master}: {error}") from None
+        except BaseException:
+            worker.clean = worker.clean and worker.ready
+            raise
+        finally:
+            self._workers.give_back(worker)
+
+    def _waited(self, job: Job[Any], deadline: Deadline) -> Any:
+        try:
+            return job.result(deadline)
+        except (TimeoutError, OSError) as error:
+            raise StoreError(f"{self._options.master}: {error}") from None
+
+    def _runs(self, sizes: Sequence[int]) -> Iterator[list[int]]:
+        """Indices, in calls of about STEP_BYTES; values that no arena holds are left out."""
+        run: list[int] = []
+        total = 0
+        for index, size in enumerate(sizes):
+            if size > self._half:
+                continue
+            if run and total + size > min(STEP_BYTES, self._half):
+                yield run
+                run, total = [], 0
+            run.append(index)
+            total += size
+        if run:
+            yield run
+
+    def _pipeline(
+        self,
+        runs: Iterator[list[int]],
+        sizes: Sequence[int],
+        start: Callable[[Sequence[int], Sequence[int]], Job[list[int]]],
+        finish: Callable[[Sequence[int], Sequence[int], list[int]], None],
+        deadline: Deadline,
+    ) -> None:
+        """Start one call ahead of the one that is finished, in the other half of the arena; `sizes` is what they
+        take there."""
+        before: tuple[list[int], list[int], Job[list[int]]] | None = None
+        for number, run in enumerate(runs):
+            places, at = [], number % 2 * self._half
+            for index in run:
+                places.append(at)
+                at += sizes[index]
+            job = start(run, places)
+            if before is not None:
+                finish(before[0], before[1], before[2].result(deadline))
+            before = run, places, job
+        if before is not None:
+            finish(before[0], before[1], before[2].result(deadline))
+
+    def _gather(self, views: Sequence[memoryview], arena: memoryview, at: int) -> list[tuple[int, int]]:
+        """Address and length of every part: where it is, or of its copy in the arena from `at` on."""
+        pieces = []
+        for view in views:
+            if not self._is_registered(view):
+                copy(arena[at : at + len(view)], view)
+                view = arena[at : at + len(view)]
+                at += len(view)
+            pieces.append((_address(view), len(view)))
+        return pieces
+
+    def _is_registered(self, view: memoryview) -> bool:
+        if view.readonly or not self._registered:
+            return False
+        start = _address(view)
+        return any(low <= start and start + len(view) <= high for low, high, _ in self._registered)
+
+    def _check(self, codes: Sequence[int], worker: Worker) -> None:
+        """Raises StoreError when every key met an error that is not about the key."""
+        if any(code in TRANSFER_FAILED for code in codes):
+            worker.clean = False
+        errors = [code for code in codes if code < 0 and code not in (NOT_FOUND, LEASE_EXPIRED, NO_ROOM, LONGER)]
+        if codes and len(errors) == len(codes):
+            raise self._error(errors[0])
+
+    def _error(self, code: int) -> StoreError:
+        return StoreError(f"{self._options.master}: Mooncake says {code}: its master or a holder of data failed")
+
+
+def _name(key: bytes) -> str:
+    return f"anaphora:{key.hex()}"
+
+
+def _size(views: Sequence[memoryview]) -> int:
+    return sum(map(len, views))
+
+
+def _address(view: memoryview) -> int:
+    return ctypes.addressof(ctypes.c_char.from_buffer(view))
+
+
+def _scatter(value: memoryview, views: Sequence[memoryview]) -> None:
+    at = 0
+    for view in views:
+        copy(view, value[at : at + len(view)])
+        at += len(view)

@@ -1,0 +1,120 @@
+"""Calls that cannot be cancelled, made bounded: a thread makes them, and whoever waits for it may stop waiting.
+
+Each worker owns an arena, memory that only its own calls touch. A call that was given up may still write there, so
+its worker rests (its arena with it) before it is used again. Arenas are never freed: a transfer that comes back
+from the dead finds memory that nobody mistakes for something else.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from queue import Empty, LifoQueue, SimpleQueue
+from typing import Any, Generic, TypeVar
+
+from anaphora.tiers.memory import page_buffer
+from anaphora.tiers.remote.deadline import Deadline
+from anaphora.tiers.store import StoreError
+
+T = TypeVar("T")
+
+
+class Job(Generic[T]):
+    """A call on its way."""
+
+    def __init__(self, call: Callable[[], T]) -> None:
+        self._call = call
+        self._done = threading.Event()
+        self._answer: T | None = None
+        self._error: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            self._answer = self._call()
+        except BaseException as error:  # handed to whoever waits
+            self._error = error
+        finally:
+            self._done.set()
+
+    @property
+    def done(self) -> bool:
+        return self._done.is_set()
+
+    @property
+    def failed(self) -> bool:
+        return self.done and self._error is not None
+
+    def result(self, deadline: Deadline) -> T:
+        """Wait for the answer, or raise what the call raised. Raises TimeoutError after the deadline."""
+        while not self.done:
+            self._done.wait(deadline.left())
+        if self._error is not None:
+            raise self._error
+        return self._answer  # type: ignore[return-value]
+
+
+class Worker:
+    """One daemon thread and its arena."""
+
+    def __init__(self, name: str, arena_bytes: int) -> None:
+        self.arena = page_buffer(arena_bytes)
+        self.clean = True
+        """Whether its calls ended well: nothing of them touches the arena any more."""
+        self.rests_until = 0.0
+        self._jobs: SimpleQueue[Job[Any]] = SimpleQueue()
+        self._last: Job[Any] | None = None
+        threading.Thread(target=self._work, name=name, daemon=True).start()
+
+    @property
+    def ready(self) -> bool:
+        """Its last call has ended, and its rest."""
+        return (self._last is None or self._last.done) and time.monotonic() >= self.rests_until
+
+    def start(self, call: Callable[[], T]) -> Job[T]:
+        self._last = job = Job(call)
+        self._jobs.put(job)
+        return job
+
+    def _work(self) -> None:
+        while True:
+            self._jobs.get().run()
+
+
+class Workers:
+    """A few workers, lent to one caller at a time."""
+
+    def __init__(self, name: str, count: int, arena_bytes: int, rest: float) -> None:
+        """`rest`: seconds a worker is left alone after a call that may still touch its arena."""
+        self._rest = rest
+        self._all = [Worker(f"{name}-{number}", arena_bytes) for number in range(count)]
+        self._idle: LifoQueue[Worker] = LifoQueue()
+        self._resting: list[Worker] = []
+        self._lock = threading.Lock()
+        for worker in self._all:
+            self._idle.put(worker)
+
+    @property
+    def arenas(self) -> list[memoryview]:
+        return [worker.arena for worker in self._all]
+
+    def lend(self, deadline: Deadline) -> Worker:
+        """Raises StoreError when none is free in time, at once when all rest."""
+        with self._lock:
+            for worker in [worker for worker in self._resting if worker.ready]:
+                self._resting.remove(worker)
+                self._idle.put(worker)
+            if len(self._resting) == len(self._all):
+                raise StoreError("earlier calls still wait for the store")
+        try:
+            return self._idle.get(timeout=deadline.left())
+        except Empty:
+            raise StoreError(f"all {len(self._all)} workers are busy with other calls; allow more") from None
+
+    def give_back(self, worker: Worker) -> None:
+        if worker.clean:
+            self._idle.put(worker)
+            return
+        worker.rests_until = time.monotonic() + self._rest
+        with self._lock:
+            self._resting.append(worker)
