@@ -131,6 +131,16 @@ void attention(Program &program, Buffer out, Buffer qkv, int layer, std::optiona
     program.add(std::move(op));
 }
 
+void check_step(const Program &program, const Step *step, int64_t rows) {
+    check(step != nullptr, "this program attends: it needs a step");
+    const Storage &storage = step->storage();
+    check(step->tokens() == rows, "the step has another number of tokens");
+    check(storage.kv_heads == program.kv_heads() && storage.key_dim == program.head_dim() &&
+              storage.value_dim == program.head_dim(),
+          "the step's storage has other heads than the program");
+    check(static_cast<int64_t>(storage.layers.size()) >= program.attention_layers(), "the step's storage has too few layers");
+}
+
 void run(Program &program, std::shared_ptr<Step> step, const In<int64_t, 1> &token_ids, const In<int64_t, 1> &positions,
          const In<int32_t, 1> &wanted, const nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu> &logits) {
     const auto rows = static_cast<int64_t>(token_ids.size());
@@ -142,7 +152,7 @@ void run(Program &program, std::shared_ptr<Step> step, const In<int64_t, 1> &tok
         check(token_ids.data()[i] >= 0 && token_ids.data()[i] < program.embeddings(), "a token id outside of the embedding");
     for (size_t i = 0; i < wanted.size(); ++i)
         check(wanted.data()[i] >= 0 && wanted.data()[i] < rows, "a wanted row outside of the step");
-    check(step || !program.attends(), "this program attends: it needs a step");
+    if (program.attention_layers() > 0) check_step(program, step.get(), rows);
     nb::gil_scoped_release release;
     program.run({step.get(), static_cast<int>(rows), token_ids.data(), positions.data(),
                  static_cast<int>(wanted.size()), wanted.data(), logits.data()});

@@ -68,11 +68,24 @@ void embed(const Weights &weights, int64_t token, float scale, float *out) {
     }
 }
 
+uint32_t read(const void *memory, int64_t bytes) {
+    vu bits[4]{};
+    const auto *from = static_cast<const char *>(memory);
+    constexpr int64_t kStep = 4 * sizeof(vu);
+    for (int64_t at = 0; at + kStep <= bytes; at += kStep) {
+        __builtin_prefetch(from + at + 1024);
+        __builtin_prefetch(from + at + 1024 + 64);
+        for (int i = 0; i < 4; ++i) bits[i] |= load<vu>(from + at + i * sizeof(vu));
+    }
+    const vu all = (bits[0] | bits[1]) | (bits[2] | bits[3]);
+    return all[0] | all[kLanes - 1];
+}
+
 }  // namespace
 
 extern const int lanes;
 const int lanes = kLanes;
 extern const anaphora::ElementwiseKernels elementwise_kernels;
-const anaphora::ElementwiseKernels elementwise_kernels{embed, norm, rotate};
+const anaphora::ElementwiseKernels elementwise_kernels{embed, norm, rotate, read};
 
 }  // namespace ANAPHORA_TARGET

@@ -43,6 +43,7 @@ void tile(const float *rows, const char *panel, int pairs, float *sums, int64_t 
         for (int line = 0; line < W::kPairBytes; line += 64) __builtin_prefetch(panel + kAhead + line);
 #pragma GCC unroll 2
         for (int odd = 0; odd < 2; ++odd) {
+            asm volatile("" ::: "memory");  // loads stay here: registers are just enough for one half
             vf weight[kVectors];
 #pragma GCC unroll 2
             for (int v = 0; v < kVectors; ++v) weight[v] = W::get(panel, odd, v);

@@ -1,7 +1,9 @@
 #include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include "elementwise.h"
 #include "pool.h"
 #include "targets.h"
 
@@ -9,8 +11,26 @@ namespace nb = nanobind;
 using namespace nb::literals;
 
 namespace anaphora {
+void bind_attention(nb::module_ &m);
 void bind_program(nb::module_ &m);
 }
+
+namespace {
+
+using Memory = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+void read_all(const Memory &memory) {
+    nb::gil_scoped_release release;
+    constexpr int64_t kPiece = 64 << 10;
+    const auto bytes = static_cast<int64_t>(memory.size());
+    std::atomic<uint32_t> seen{0};
+    anaphora::pool()->run([&](anaphora::Worker &worker) {
+        for (int piece; (piece = worker.claim(static_cast<int>(bytes / kPiece))) >= 0;)
+            seen |= anaphora::target().elementwise->read(memory.data() + piece * kPiece, kPiece);
+    });
+}
+
+}  // namespace
 
 NB_MODULE(_native, m) {
     m.doc() = "The native kernels; see _native.pyi.";
@@ -29,5 +49,7 @@ NB_MODULE(_native, m) {
         if (threads < 1) throw nb::value_error("at least one thread");
         anaphora::set_threads(threads);
     }, "threads"_a);
+    anaphora::bind_attention(m);
+    m.def("read", read_all, "memory"_a);
     anaphora::bind_program(m);
 }

@@ -6,12 +6,6 @@
 #include "attention.h"
 #include "targets.h"
 
-#if __has_include("step.cpp") || __has_include("attention.cpp")
-#define HAS_STEP 1
-#else
-#define HAS_STEP 0
-#endif
-
 namespace anaphora {
 namespace {
 
@@ -51,6 +45,7 @@ void Program::add(ProductOp op) {
 
 void Program::add(AttentionOp op) {
     op.rotary.half = op.rope < 0 ? 0 : static_cast<int>(ropes_.at(op.rope).inverse_frequencies.size());
+    layers_ = std::max(layers_, op.layer + 1);
     ops_.emplace_back(std::move(op));
 }
 
@@ -66,10 +61,6 @@ int64_t Program::embeddings() const {
     return least;
 }
 
-bool Program::attends() const {
-    return std::any_of(ops_.begin(), ops_.end(), [](const Op &op) { return std::holds_alternative<AttentionOp>(op); });
-}
-
 const float *Program::values(Buffer buffer, int &rows) {
     rows = rows_;
     return row(buffer, 0);
@@ -83,9 +74,7 @@ void Program::run(const Inputs &inputs) {
         for (Scratch *table : {&cosines_[i], &sines_[i]})
             table->floats(ropes_[i].inverse_frequencies.size() * inputs.rows);
     threads_.resize(std::max<size_t>(threads_.size(), threads->size()));
-#if HAS_STEP
     if (inputs.step) inputs.step->prepare(query_heads_, threads->size());
-#endif
     const Context context{inputs, target()};
     threads->run([&](Worker &worker) { job(context, worker); });
 }
@@ -149,13 +138,11 @@ void Program::run(const AttentionOp &op, const Context &context, Worker &worker)
     worker.barrier();
     const int64_t stride = width(op.qkv);
     float *query = row(op.qkv, 0), *key = query + query_heads_ * head_dim_, *value = key + kv_heads_ * head_dim_;
-#if HAS_STEP
     const Step &step = *context.inputs.step;
     step.write_kv(worker, op.layer, {key, stride}, {value, stride});
     worker.barrier();
     step.attend(worker, op.layer, query_heads_, {query, stride}, {row(op.out, 0), width(op.out)},
                 {op.scale, op.softcap});
-#endif
 }
 
 }  // namespace anaphora

@@ -80,7 +80,7 @@ class Program {
     int64_t ropes() const { return static_cast<int64_t>(ropes_.size()); }
     int64_t vocabulary() const { return logits_ ? logits_->packed->weights().outputs : 0; }
     int64_t embeddings() const;  // tokens that every embedding table has
-    bool attends() const;
+    int attention_layers() const { return layers_; }  // 1 + the highest layer number that attends
     int query_heads() const { return query_heads_; }
     int kv_heads() const { return kv_heads_; }
     int head_dim() const { return head_dim_; }
@@ -113,6 +113,7 @@ class Program {
     std::unique_ptr<ProductOp> logits_;
     std::vector<Thread> threads_;
     int rows_ = 0;
+    int layers_ = 0;
 };
 
 // rows of x [count][inputs] through one product, on the worker's threads.
