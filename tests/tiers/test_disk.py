@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tiers.blocks import OTHER_SPACE, SIZE, chain, key, payload, payloads, room
 
 from anaphora.blocks.eviction import LRU
 from anaphora.errors import ConfigError
@@ -17,12 +16,13 @@ from anaphora.tiers.disk import DiskTier
 from anaphora.tiers.memory import page_buffer
 from anaphora.tiers.segment import file_bytes, slot_bytes
 from anaphora.tiers.store import BlockMeta, Outcome
+from tiers.blocks import OTHER_SPACE, SIZE, chain, key, payload, payloads, room
 
 MIB = 1 << 20
 
 
-def disk(path: Path, limit: int = MIB, **options: bool) -> DiskTier:
-    return DiskTier(path, limit, LRU(), **options)
+def disk(path: Path, limit: int = MIB) -> DiskTier:
+    return DiskTier(path, limit, LRU())
 
 
 def bytes_of(path: Path) -> int:

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tiers.blocks import SIZE, chain, payload, payloads, room
 
 from anaphora.blocks.eviction import LRU
 from anaphora.tiers import segment as segments
@@ -21,6 +20,7 @@ from anaphora.tiers.format import header_bytes
 from anaphora.tiers.memory import PAGE
 from anaphora.tiers.segment import data_start, file_bytes, slot_bytes
 from anaphora.tiers.store import BlockMeta, Outcome, StoreError
+from tiers.blocks import SIZE, chain, payload, payloads, room
 
 MIB = 1 << 20
 BLOCKS = chain("a", 4)
@@ -216,7 +216,7 @@ def failing(times: int, code: int, real: Callable[..., int]) -> Callable[..., in
 def test_a_read_error_is_a_miss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     filled(tmp_path)
     tier, into = disk(tmp_path), room(4)
-    monkeypatch.setattr(segments, "preadv", failing(2, errno.EIO, segments.preadv))
+    monkeypatch.setattr(segments, "preadv", failing(2, errno.EIO, os.preadv))
     assert tier.load(BLOCKS, into) == [Outcome.FAILED, Outcome.FAILED, Outcome.OK, Outcome.OK]
     assert into[2:] == payloads(BLOCKS[2:])
     assert tier.contains([block.key for block in BLOCKS]) == [False, False, True, True]
@@ -251,7 +251,7 @@ def test_a_write_error_turns_writing_off_for_a_while(
 
 
 def test_a_short_write_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tier, real = disk(tmp_path), segments.pwritev
+    tier, real = disk(tmp_path), os.pwritev
     monkeypatch.setattr(segments, "pwritev", lambda fd, parts, at: real(fd, [parts[0][:PAGE]], at))
     assert tier.save(BLOCKS[:1], payloads(BLOCKS[:1])) == [Outcome.FAILED]
     assert tier.contains([BLOCKS[0].key]) == [False]

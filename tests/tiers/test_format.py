@@ -6,10 +6,10 @@ import struct
 from dataclasses import replace
 
 import pytest
-from tiers.blocks import OTHER_SPACE, chain, key, payload
 
 from anaphora.tiers.format import CorruptBlock, check_payload, header_bytes, pack_header, parse_header
 from anaphora.tiers.store import BlockMeta, Space
+from tiers.blocks import OTHER_SPACE, chain, key, payload
 
 META = chain("a", 3)[2]
 DATA = payload(META, 1000)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from tiers.blocks import OTHER_SPACE, SIZE, chain, key, payload, payloads, room
 
 from anaphora.blocks.eviction import LRU
 from anaphora.errors import ConfigError
 from anaphora.tiers.ram import ENTRY_BYTES, RamTier
 from anaphora.tiers.store import BlockMeta, Outcome
+from tiers.blocks import OTHER_SPACE, SIZE, chain, key, payload, payloads, room
 
 SLOT = SIZE + ENTRY_BYTES
 

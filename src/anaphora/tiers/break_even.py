@@ -111,19 +111,29 @@ def blocks_to_load(
 
     `start`: tokens that are in the pool already; `speeds[tier]`. Returns (blocks, seconds saved against computing
     all); (0, 0.0) when nothing is worth it. Tiers work side by side, so loads of several take as long as the
-    slowest; what is not loaded is computed after them. A token's cost grows with its position and a byte's does not, so
-    within one run it is all or nothing: only the ends of runs are looked at.
+    slowest; what is not loaded is computed after them. A byte costs the same everywhere and a token more the later
+    it stands, so within a run the best is one of its ends, or where its tier begins to be the slowest.
     """
-    best, best_seconds = 0, prefill.seconds(start, stop)
-    all_computed = best_seconds
+    all_computed = best_seconds = prefill.seconds(start, stop)
+    best = blocks = 0
+    position = start
     loaded: dict[int, int] = {}
-    blocks, position = 0, start
     for run in runs:
+        before = loaded.get(run.tier, 0)
+        others = max((speeds[tier].seconds(size) for tier, size in loaded.items() if tier != run.tier), default=0.0)
+        for count in _candidates(run, before, others, speeds[run.tier]):
+            loading = max(others, speeds[run.tier].seconds(before + run.nbytes * count // run.blocks))
+            computed_from = min(position + run.tokens * count // run.blocks, stop)
+            seconds = loading + prefill.seconds(computed_from, stop)
+            if seconds < best_seconds:
+                best, best_seconds = blocks + count, seconds
+        loaded[run.tier] = before + run.nbytes
         blocks += run.blocks
         position += run.tokens
-        loaded[run.tier] = loaded.get(run.tier, 0) + run.nbytes
-        loading = max(speeds[tier].seconds(nbytes) for tier, nbytes in loaded.items())
-        seconds = loading + prefill.seconds(min(position, stop), stop)
-        if seconds < best_seconds:
-            best, best_seconds = blocks, seconds
     return best, all_computed - best_seconds
+
+
+def _candidates(run: Run, before: int, others: float, speed: LoadSpeed) -> set[int]:
+    """Counts of the run's blocks among which the best one is."""
+    hidden = ((others - speed.latency) * speed.bandwidth - before) * run.blocks / run.nbytes
+    return {min(max(count, 1), run.blocks) for count in (int(hidden), int(hidden) + 1, run.blocks)}

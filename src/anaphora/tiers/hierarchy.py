@@ -234,8 +234,8 @@ class Hierarchy:
     def _promote(self, load: Load, whole: Sequence[int], tier: int) -> None:
         """Keep what came from far nearer: in RAM, and what the remote is asked for often on disk as well."""
         blocks, data = [load.blocks[i] for i in whole], [load.into[i] for i in whole]
-        if self._ram is not None and tier > self._near and load.arrived is None:
-            self._ram.save(blocks, data)
+        if tier > self._near and load.arrived is None:
+            self._saver.promote(blocks, data)
         keep_locally = self.tiers[tier].keep_locally
         if keep_locally is not None:
             hot = keep_locally([block.key for block in blocks])

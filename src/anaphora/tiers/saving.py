@@ -17,8 +17,8 @@ from anaphora.tiers.ram import RamEntry, RamTier
 from anaphora.tiers.store import BlockMeta, BlockStore, Outcome
 from anaphora.tiers.transfers import Save
 
-_SPARE = 16
-"""One slot in so many of the RAM tier is kept free for what the pool evicts."""
+_SPARE = 8
+"""One slot in so many of the RAM tier is kept free for what the pool evicts; a burst of more loses the rest."""
 
 
 class WritePolicy(Enum):
@@ -68,6 +68,17 @@ class Saver:
     def swap_out(self, blocks: Sequence[BlockMeta], data: Sequence[memoryview]) -> Save | None:
         """Bring a preempted request's blocks into the RAM tier, and no further. None: there is no RAM tier."""
         return self._save(blocks, data, []) if self._ram is not None else None
+
+    def promote(self, blocks: Sequence[BlockMeta], data: Sequence[memoryview]) -> None:
+        """On a worker: keep blocks of a slower tier in RAM as well, if there is one."""
+        if self._ram is None:
+            return
+        if self._policy is WritePolicy.THROUGH:
+            self._ram.save(blocks, data)
+            return
+        free = self._ram.num_free  # what RAM holds may be nowhere else: it is not pushed out for a copy
+        self._ram.save(blocks[:free], data[:free])
+        self._spill_if_full()
 
     def keep(self, blocks: Sequence[BlockMeta], data: Sequence[memoryview], *, before: int) -> None:
         """On a worker: store blocks of tier `before` in the tiers nearer than it, RAM left out."""
