@@ -20,10 +20,13 @@ from anaphora.errors import ConfigError
 from anaphora.geometry.catalog_files import nearest
 from anaphora.geometry.layout import CacheLayout
 
+WHOLE = 1 << 16
+"""As a group: all elements of a token share one scale."""
+
 
 @dataclass(frozen=True, slots=True)
 class PieceFormat:
-    """Elements lie in units of `unit` in `unit_bytes`; every `group` elements share `group_bytes` of scale."""
+    """Elements lie in units of `unit` in `unit_bytes`; every `group` elements (the last may be fewer) share a scale."""
 
     name: str
     unit: int
@@ -31,41 +34,64 @@ class PieceFormat:
     group: int = 0
     """0: no scales."""
     group_bytes: int = 2
+    wide: int = 0
+    """The first of every `wide` elements have a byte each, before the units of the others; 0: none."""
+    multiple: int = 1
+    """The number of elements must be one of it."""
+
+    def wide_dims(self, dim: int) -> int:
+        return dim // self.wide if self.wide else 0
 
     def code_bytes(self, dim: int) -> int:
         """Of one token; the last unit is padded."""
-        return -(-dim // self.unit) * self.unit_bytes
+        wide = self.wide_dims(dim)
+        return wide + -(-(dim - wide) // self.unit) * self.unit_bytes
+
+    def groups(self, dim: int) -> int:
+        return -(-dim // self.group) if self.group else 0
 
     def scale_bytes(self, dim: int) -> int:
         """Of one token."""
-        return dim // self.group * self.group_bytes if self.group else 0
+        return self.groups(dim) * self.group_bytes
 
     def token_bytes(self, dim: int) -> int:
         return self.code_bytes(dim) + self.scale_bytes(dim)
 
     def fits(self, dim: int) -> bool:
         """Whether vectors of `dim` elements can be kept so."""
-        return not self.group or dim % self.group == 0
+        return dim % self.multiple == 0
 
 
-FORMATS = {
-    each.name: each
-    for each in (
-        PieceFormat("fp32", unit=1, unit_bytes=4),
-        PieceFormat("bf16", unit=2, unit_bytes=4),
-        PieceFormat("fp16", unit=2, unit_bytes=4),
-    )
+_PLAIN = (
+    PieceFormat("fp32", unit=1, unit_bytes=4),
+    PieceFormat("bf16", unit=2, unit_bytes=4),
+    PieceFormat("fp16", unit=2, unit_bytes=4),
+)
+_BYTES = (
+    PieceFormat("fp8_e4m3", unit=1, unit_bytes=1, group=64, multiple=16),
+    PieceFormat("int8", unit=1, unit_bytes=1, group=32, multiple=16),
+)
+PLAIN = frozenset(each.name for each in _PLAIN)
+"""Formats that keep every element as it is; the others are calibrated (storage/calibration.py)."""
+KEYS = {
+    **{each.name: each for each in (*_PLAIN, *_BYTES)},
+    "int4": PieceFormat("int4_keys", unit=2, unit_bytes=1, group=WHOLE, wide=8, multiple=16),
 }
-_PAIRS: dict[str, tuple[str, str]] = {}
-"""Names of two formats together: (keys, values)."""
+VALUES = {
+    **{each.name: each for each in (*_PLAIN, *_BYTES)},
+    "int4": PieceFormat("int4_values", unit=2, unit_bytes=1, group=32, multiple=16),
+}
+_PAIRS = {**{name: (name, name) for name in KEYS}, "k8v4": ("int8", "int4")}
+"""(keys, values) of every name."""
 _ALIASES = {
     "float32": "fp32",
     "float": "fp32",
     "bfloat16": "bf16",
     "float16": "fp16",
     "half": "fp16",
+    "fp8": "fp8_e4m3",
 }
-NAMES = (*FORMATS, *_PAIRS)
+NAMES = tuple(_PAIRS)
 
 
 @dataclass(frozen=True)
@@ -91,11 +117,14 @@ class KVDtype:
             raise ConfigError(
                 f"--kv-cache-dtype-skip-layers names layer {strange[0]}; this model has 0 to {max(layers)}"
             )
-        for what, form, dim in (("keys", self.key, layout.key_dim), ("values", self.value, layout.value_dim)):
+        for what, form, dim, every in (
+            ("keys", self.key, layout.key_dim, KEYS),
+            ("values", self.value, layout.value_dim, VALUES),
+        ):
             if not form.fits(dim):
-                possible = ", ".join(name for name, each in FORMATS.items() if each.fits(dim))
+                possible = ", ".join(name for name, each in every.items() if each.fits(dim))
                 raise ConfigError(
-                    f"{form.name} {what} need a head_dim that is a multiple of {form.group}, and this model's is "
+                    f"{form.name} {what} need a head_dim that is a multiple of {form.multiple}, and this model's is "
                     f"{dim}. Possible here: {possible}"
                 )
 
@@ -152,19 +181,20 @@ def kv_dtype(
 ) -> KVDtype:
     """`name`: one of NAMES, an alias, or `auto` = `own`, the model's. `key`, `value`: formats that replace its parts.
 
-    Raises ConfigError with the nearest name.
+    Raises ConfigError with the nearest name that is known.
     """
-    plain = FORMATS[_known(own, "the model's dtype", FORMATS)]
+    plain = KEYS[_known(own, "the model's dtype", sorted(PLAIN))]
     whole = plain.name if name == "auto" else _known(name, "--kv-cache-dtype", NAMES)
-    parts = _PAIRS.get(whole, (whole, whole))
-    keys = _known(key, "--k-dtype", FORMATS) if key else parts[0]
-    values = _known(value, "--v-dtype", FORMATS) if value else parts[1]
+    parts = _PAIRS[whole]
+    keys = _known(key, "--k-dtype", KEYS) if key else parts[0]
+    values = _known(value, "--v-dtype", VALUES) if value else parts[1]
     skipped = frozenset(skip_layers)
     if (keys, values) != parts:
-        whole = keys if keys == values else f"keys {keys}, values {values}"
+        same = (name for name, pair in _PAIRS.items() if pair == (keys, values))
+        whole = next(same, f"keys {keys}, values {values}")
     if skipped:
         whole += f", layers {' '.join(map(str, sorted(skipped)))} {plain.name}"
-    return KVDtype(whole, FORMATS[keys], FORMATS[values], plain, skipped)
+    return KVDtype(whole, KEYS[keys], VALUES[values], plain, skipped)
 
 
 def _known(name: str, what: str, names: Iterable[str]) -> str:
@@ -174,4 +204,4 @@ def _known(name: str, what: str, names: Iterable[str]) -> str:
         return found
     near = nearest(name, (*every, *_ALIASES), limit=1)
     meant = f"did you mean {near[0]}? " if near else ""
-    raise ConfigError(f"{what} {name!r} is not known; {meant}Known: auto, {', '.join(every)}")
+    raise ConfigError(f"{what} {name!r} is not known; {meant}Known: {', '.join(every)}")

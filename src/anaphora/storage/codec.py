@@ -1,24 +1,37 @@
 """The codec of one model's cache: what every layer's keys and values become when they are stored.
 
+    stored = format.encode(transform(keys)); attention runs on transformed queries over what is decoded, and its
+    output is transformed back (storage/transform.py)
+
 One codec object is asked by the storage, the attention backends and the tiers; its sizes come from
 `geometry/kv_dtype.py`, which planning asks too.
 """
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from functools import cached_property
 
-from anaphora.geometry.kv_dtype import BlockMap, KVDtype, kv_dtype
+from torch import Tensor
+
+from anaphora.errors import AnaphoraError
+from anaphora.geometry.kv_dtype import PLAIN, BlockMap, KVDtype, kv_dtype
 from anaphora.geometry.layout import CacheLayout
+from anaphora.storage.calibration import Calibration
 from anaphora.storage.formats import FORMATS
 from anaphora.storage.formats.base import Format
+from anaphora.storage.transform import KeyTransform, ValueTransform, key_transform, value_transform
+
+_LONGEST_NAME = 32
+"""Characters; what the tiers' records have room for."""
 
 
 @dataclass(frozen=True, slots=True)
 class LayerCodec:
     """One layer's formats, and where its pieces lie in a block: head h at offset + h * (key_bytes + value_bytes)."""
 
+    index: int
     key: Format
     value: Format
     offset: int
@@ -26,21 +39,47 @@ class LayerCodec:
     key_bytes: int
     """Of one key piece."""
     value_bytes: int
+    key_transform: KeyTransform | None
+    """None where keys are plain."""
+    value_transform: ValueTransform | None
+
+    def check(self, key: Tensor, value: Tensor) -> None:
+        """Raises AnaphoraError, naming the layer, when anything is NaN or infinite: scales would spread it."""
+        for what, x in (("keys", key), ("values", value)):
+            if not bool(x.isfinite().all()):
+                raise AnaphoraError(
+                    f"layer {self.index} made {what} that are NaN or infinite, which {self.key.size.name} keys and "
+                    f"{self.value.size.name} values cannot hold. Try --dtype float32, or fetch the weights again"
+                )
 
 
 class Codec:
     """Every layer's codec. Has no state."""
 
-    def __init__(self, dtype: KVDtype, layout: CacheLayout) -> None:
-        """Raises ConfigError when a width of the layout does not suit a format."""
+    def __init__(self, dtype: KVDtype, layout: CacheLayout, calibration: Calibration | None = None) -> None:
+        """`calibration` None: formats with scales know nothing of the model, and lose more.
+
+        Raises ConfigError when a width of the layout does not suit a format.
+        """
         self.dtype = dtype
         self.layout = layout
         self._map = BlockMap(layout, dtype)
+        self._calibration = calibration
 
     @property
+    def calibrated(self) -> bool:
+        """Whether what is stored depends on a calibration: any format but the plain ones does."""
+        return not {self.dtype.key.name, self.dtype.value.name} <= PLAIN
+
+    @cached_property
     def name(self) -> str:
-        """Full name: part of the blocks' namespace."""
-        return self.dtype.name
+        """Full name, at most 32 characters, with a digest of the calibration: part of the blocks' namespace."""
+        name = self.dtype.name
+        if not self.calibrated and len(name) <= _LONGEST_NAME:
+            return name
+        whole = f"{name} {self._calibration.digest if self.calibrated and self._calibration else ''}"
+        digest = hashlib.blake2b(whole.encode(), digest_size=8).hexdigest()
+        return f"{name[: _LONGEST_NAME - len(digest) - 1]}-{digest}"
 
     @property
     def block_bytes(self) -> int:
@@ -56,13 +95,27 @@ class Codec:
 
     @cached_property
     def _layers(self) -> dict[int, LayerCodec]:
-        return {layer: self._layer(layer) for group in self.layout.groups for layer in group.layers}
+        layout = self.layout
+        layers = [layer for group in layout.groups for layer in group.layers]
+        known = self._calibration or Calibration.neutral(
+            max(layers) + 1, layout.kv_heads, layout.key_dim, layout.value_dim
+        )
+        return {layer: self._layer(layer, known) for layer in layers}
 
-    def _layer(self, index: int) -> LayerCodec:
-        key, value = (FORMATS[form.name] for form in self.dtype.layer(index))
-        return LayerCodec(key, value, self._map.offset(index), *self._map.piece_bytes(index))
+    def _layer(self, index: int, calibration: Calibration) -> LayerCodec:
+        key, value = self.dtype.layer(index)
+        moments = calibration.layers[index]
+        return LayerCodec(
+            index,
+            FORMATS[key.name],
+            FORMATS[value.name],
+            self._map.offset(index),
+            *self._map.piece_bytes(index),
+            None if key.name in PLAIN else key_transform(moments, key.wide_dims(self.layout.key_dim)),
+            None if value.name in PLAIN else value_transform(moments),
+        )
 
 
-def codec_for(name: str, layout: CacheLayout, *, own: str = "bf16") -> Codec:
+def codec_for(name: str, layout: CacheLayout, *, own: str = "bf16", calibration: Calibration | None = None) -> Codec:
     """Raises ConfigError: an unknown name (with the nearest known one), or a width that does not suit it."""
-    return Codec(kv_dtype(name, own=own), layout)
+    return Codec(kv_dtype(name, own=own), layout, calibration)

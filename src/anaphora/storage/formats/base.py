@@ -11,8 +11,11 @@ from abc import ABC, abstractmethod
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from anaphora.geometry.kv_dtype import PieceFormat
+
+_LARGEST_SCALE = torch.finfo(torch.float16).max
 
 
 class Format(ABC):
@@ -25,7 +28,7 @@ class Format(ABC):
         """x [N, dim] float32 -> (codes [N, code_bytes], scales [N, scale_bytes]), both uint8.
 
         Row i of the result depends on row i of x alone. What NaN or infinity become is not defined: the caller
-        looks for them first.
+        looks for them first (`LayerCodec.check`).
         """
 
     @abstractmethod
@@ -34,9 +37,21 @@ class Format(ABC):
 
 
 def as_bytes(x: Tensor) -> Tensor:
-    """[N, n] of any dtype -> [N, n * itemsize] uint8 of the same memory."""
+    """[N, n] of any dtype -> [N, n * itemsize] uint8."""
     return x.contiguous().view(torch.uint8)
 
 
 def no_scales(rows: int, device: torch.device) -> Tensor:
     return torch.empty((rows, 0), dtype=torch.uint8, device=device)
+
+
+def grouped(x: Tensor, group: int) -> Tensor:
+    """[N, dim] -> [N, groups, group], the last group filled up with zeros; a group is never longer than dim."""
+    group = min(group, x.shape[1])
+    padded = functional.pad(x, (0, -x.shape[1] % group))
+    return padded.view(len(x), padded.shape[1] // group, group)
+
+
+def scale_of(x: Tensor) -> Tensor:
+    """As stored: float16, the largest that there is instead of infinity."""
+    return x.clamp(-_LARGEST_SCALE, _LARGEST_SCALE).half()

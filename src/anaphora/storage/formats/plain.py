@@ -1,4 +1,4 @@
-"""Formats without scales: float32, and 16 bits wide floats in pairs."""
+"""Formats without scales: float32, and floats of 16 bits in pairs."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from anaphora.geometry.kv_dtype import FORMATS
+from anaphora.geometry.kv_dtype import PieceFormat
 from anaphora.storage.formats.base import Format, as_bytes, no_scales
 
 
 class Plain(Format):
-    """A float of another width; an odd last element has 0 beside it where a unit is a pair."""
+    """A float of some width; an odd last element has 0 beside it where a unit is a pair."""
 
-    def __init__(self, name: str, dtype: torch.dtype) -> None:
-        self.size = FORMATS[name]
+    def __init__(self, size: PieceFormat, dtype: torch.dtype) -> None:
+        self.size = size
         self._dtype = dtype
 
     def encode(self, x: Tensor) -> tuple[Tensor, Tensor]:
