@@ -32,7 +32,7 @@ IN_FLIGHT = 4 * THREADS
 """Blocks whose order of storing and acknowledging is open."""
 
 
-ROOM_FOR_ALL = 1 << 28
+ROOM_FOR_ALL = 1 << 26
 
 
 def size_of(number: int) -> int:

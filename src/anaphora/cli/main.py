@@ -10,7 +10,7 @@ import click
 from anaphora import __version__
 from anaphora.errors import AnaphoraError
 
-COMMANDS = ("serve", "generate", "pull", "kv", "plan", "models", "hardware", "verify", "sweep", "doctor")
+COMMANDS = ("serve", "generate", "pull", "kv", "plan", "models", "hardware", "verify", "sweep", "doctor", "cache")
 
 
 class _Lazy(click.Group):

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from threading import Lock
 from time import monotonic
@@ -58,6 +58,8 @@ class HierarchyStats:
     """(pieces of loads, blocks of saves) that have not begun."""
     behind: dict[str, int]
     """Blocks that were not even queued for a save: the tier was behind."""
+    unavailable: dict[str, str]
+    """Tiers that were asked for and could not be opened, and why."""
 
 
 class Hierarchy:
@@ -68,8 +70,11 @@ class Hierarchy:
         tiers: Sequence[Tier],
         policy: WritePolicy = WritePolicy.THROUGH,
         on_ready: Callable[[], None] = lambda: None,
+        unavailable: Mapping[str, str] | None = None,
     ) -> None:
+        """`unavailable`: tiers that should be here and are not, and why; only reported."""
         self.tiers = tuple(tiers)
+        self._unavailable = dict(unavailable or {})
         self._on_ready = on_ready
         self._near = next((i for i, tier in enumerate(tiers) if isinstance(tier.store, RamTier)), NOWHERE)
         ram = tiers[self._near].store if self._near != NOWHERE else None
@@ -108,7 +113,7 @@ class Hierarchy:
             return None
         ram, wanted, slots, views, far = self._ram, [], [], [], []
         for block, place in zip(blocks, places, strict=True):
-            if place > self._near and (reserved := ram.reserve(block)) is not None:
+            if place > self._near and (reserved := ram.reserve(block, orphans=True)) is not None:
                 wanted.append(block)
                 slots.append(reserved[0])
                 views.append(reserved[1])
@@ -140,6 +145,7 @@ class Hierarchy:
             speeds=dict(zip(names, self.speeds(), strict=True)),
             waiting={name: lane.waiting for name, lane in zip(names, self._lanes, strict=True)},
             behind={name: lane.dropped for name, lane in zip(names, self._lanes, strict=True)},
+            unavailable=self._unavailable,
         )
 
     def drain(self, timeout: float) -> bool:

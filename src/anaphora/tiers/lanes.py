@@ -1,4 +1,4 @@
-"""A lane: the worker threads of one tier, with loads before saves, and a bound on the saves that wait."""
+"""A lane: the worker threads of one tier. Loads go first and side by side; saves one at a time, in order, bounded."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ Job = Callable[[], None]
 class Lane:
     """Thread-safe. Jobs report what they did themselves and do not raise; one that does is logged, not fatal.
 
-    Loads are as many as the engine has blocks to load into, so they need no bound of their own.
+    Loads are as many as the engine has blocks to load into, so they need no bound of their own. Saves keep their
+    order because a full tier takes no block whose parent it has not got.
     """
 
     def __init__(self, name: str, threads: int, max_saves: int) -> None:
@@ -26,6 +27,7 @@ class Lane:
         self.dropped = 0
         """Blocks whose save was refused because the lane was behind."""
         self._running = 0
+        self._saving = False
         self._closed = False
         self._changed = Condition()
         self._threads = [Thread(target=self._work, name=f"tier-{name}-{i}", daemon=True) for i in range(threads)]
@@ -78,14 +80,16 @@ class Lane:
     def _work(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._loads or self._saves or self._closed)
-                if not (self._loads or self._saves):
+                self._changed.wait_for(self._has_work)
+                if not self._loads and (self._saving or not self._saves):
                     return
-                if self._loads:
-                    job = self._loads.popleft()
-                else:
+                is_save = not self._loads
+                if is_save:
                     job, blocks = self._saves.popleft()
                     self._saves_waiting -= blocks
+                    self._saving = True
+                else:
+                    job = self._loads.popleft()
                 self._running += 1
             try:
                 job()
@@ -94,4 +98,10 @@ class Lane:
             finally:
                 with self._changed:
                     self._running -= 1
+                    self._saving = self._saving and not is_save
                     self._changed.notify_all()
+
+    def _has_work(self) -> bool:
+        if self._loads or (self._saves and not self._saving):
+            return True
+        return self._closed and not self._saves  # the thread may end

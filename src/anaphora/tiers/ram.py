@@ -61,10 +61,11 @@ class RamTier:
         self._counters.loaded(outcomes, [view.nbytes for view in into], perf_counter() - start)
         return outcomes
 
-    def save(self, blocks: Sequence[BlockMeta], data: Sequence[memoryview]) -> list[Outcome]:
+    def save(self, blocks: Sequence[BlockMeta], data: Sequence[memoryview], *, orphans: bool = False) -> list[Outcome]:
+        """As every store; `orphans`: blocks whose parents are on their way here may push others out."""
         start, written, outcomes = perf_counter(), 0, []
         for block, view in zip(blocks, data, strict=True):
-            outcome, size = self._save(block, view)
+            outcome, size = self._save(block, view, orphans)
             outcomes.append(outcome)
             written += size
         self._counters.saved(outcomes, written, perf_counter() - start)
@@ -77,7 +78,7 @@ class RamTier:
                     self._residents.remove(entry)
                     self._give_back(entry)
 
-    def reserve(self, block: BlockMeta) -> tuple[int, memoryview] | None:
+    def reserve(self, block: BlockMeta, *, orphans: bool = False) -> tuple[int, memoryview] | None:
         """An empty slot and its memory, to be filled by the caller, who then calls `publish` or `abandon`.
 
         None when the block is here already or no room may be made for it.
@@ -86,7 +87,7 @@ class RamTier:
             if (known := self._residents.get(block.key)) is not None:
                 self._residents.touch(known)
                 return None
-            slot = self._take_slot(block)
+            slot = self._take_slot(block, orphans)
         return None if slot is None else (slot, self._slot(slot))
 
     def publish(self, slot: int, block: BlockMeta) -> None:
@@ -162,10 +163,10 @@ class RamTier:
         self.give_back(entry)
         return Outcome.OK
 
-    def _save(self, block: BlockMeta, data: memoryview) -> tuple[Outcome, int]:
+    def _save(self, block: BlockMeta, data: memoryview, orphans: bool) -> tuple[Outcome, int]:
         if data.nbytes != self.block_bytes:
             return Outcome.DROPPED, 0
-        reserved = self.reserve(block)
+        reserved = self.reserve(block, orphans=orphans)
         if reserved is None:
             return (Outcome.OK if block.key in self._residents else Outcome.DROPPED), 0
         slot, memory = reserved
@@ -173,10 +174,10 @@ class RamTier:
         self.publish(slot, block)
         return Outcome.OK, data.nbytes
 
-    def _take_slot(self, block: BlockMeta) -> int | None:
+    def _take_slot(self, block: BlockMeta, orphans: bool) -> int | None:
         if self._free:
             return self._free.pop()
-        victim = self._residents.make_room(block, orphans=self._keeps_orphans)
+        victim = self._residents.make_room(block, orphans=orphans or self._keeps_orphans)
         if victim is None:
             return None
         self._counters.evicted(1)

@@ -74,7 +74,7 @@ class Saver:
         if self._ram is None:
             return
         if self._policy is WritePolicy.THROUGH:
-            self._ram.save(blocks, data)
+            self._ram.save(blocks, data, orphans=True)
             return
         free = self._ram.num_free  # what RAM holds may be nowhere else: it is not pushed out for a copy
         self._ram.save(blocks[:free], data[:free])

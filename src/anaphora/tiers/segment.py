@@ -38,8 +38,9 @@ MAGIC = b"ANAKVSEG"
 VERSION = 1
 _SUPERBLOCK = struct.Struct("<8sII16s")  # magic, version, length of the JSON, checksum of the JSON
 _RECORD = struct.Struct("<16s16sIIIHHQQ")
+RECORD_BYTES = _RECORD.size
 _CHECKED = 48
-_FREE = bytes(_RECORD.size)
+_FREE = bytes(RECORD_BYTES)
 _LAST_USED_AT = 56
 _SANE_CLOCK = 1 << 62
 _LAST_SECOND = (1 << 32) - 1
@@ -72,7 +73,7 @@ def slot_bytes(num_tokens: int, payload_bytes: int) -> int:
 
 
 def data_start(num_slots: int) -> int:
-    return PAGE + round_up(num_slots * _RECORD.size)
+    return PAGE + round_up(num_slots * RECORD_BYTES)
 
 
 def file_bytes(slot_size: int, num_slots: int) -> int:
@@ -82,7 +83,7 @@ def file_bytes(slot_size: int, num_slots: int) -> int:
 
 def slots_that_fit(slot_size: int, size: int) -> int:
     """The most slots of a segment whose file has at most `size` bytes."""
-    count = max(0, (size - PAGE) // (slot_size + _RECORD.size))
+    count = max(0, (size - PAGE) // (slot_size + RECORD_BYTES))
     while count and file_bytes(slot_size, count) > size:
         count -= 1
     return count
@@ -169,15 +170,15 @@ class Segment:
 
     def records(self) -> Iterator[Record | None]:
         """What each slot holds, in order; None: nothing, or a record that was not written whole."""
-        raw = pread(self._table, self.num_slots * _RECORD.size, PAGE)
-        raw += bytes(self.num_slots * _RECORD.size - len(raw))
+        raw = pread(self._table, self.num_slots * RECORD_BYTES, PAGE)
+        raw += bytes(self.num_slots * RECORD_BYTES - len(raw))
         for slot in range(self.num_slots):
-            yield _parse_record(raw[slot * _RECORD.size : (slot + 1) * _RECORD.size], slot)
+            yield _parse_record(raw[slot * RECORD_BYTES : (slot + 1) * RECORD_BYTES], slot)
 
     def record(self, slot: int) -> Record | None:
         """The record of one slot as it is now."""
-        raw = pread(self._table, _RECORD.size, PAGE + slot * _RECORD.size)
-        return _parse_record(raw.ljust(_RECORD.size, b"\0"), slot)
+        raw = pread(self._table, RECORD_BYTES, PAGE + slot * RECORD_BYTES)
+        return _parse_record(raw.ljust(RECORD_BYTES, b"\0"), slot)
 
     def wipe(self, slot: int) -> None:
         """The slot holds nothing from now on; before it is written again, and when its block is forgotten."""
@@ -251,7 +252,7 @@ class Segment:
         return [scratch.take(front + round_up(payload.nbytes))]
 
     def _write_record(self, slot: int, at: int, raw: bytes) -> None:
-        _check_whole(pwrite(self._table, raw, PAGE + slot * _RECORD.size + at), len(raw))
+        _check_whole(pwrite(self._table, raw, PAGE + slot * RECORD_BYTES + at), len(raw))
 
 
 def _parse_record(raw: bytes, slot: int) -> Record | None:
