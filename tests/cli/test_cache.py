@@ -16,7 +16,7 @@ from anaphora.cli.cache import cache
 from anaphora.errors import ConfigError
 from anaphora.tiers.disk import DiskTier
 from anaphora.tiers.store import BlockMeta, Outcome
-from tiers.blocks import OTHER_SPACE, SIZE, chain, payloads, room
+from support.stored_blocks import OTHER_SPACE, SIZE, chain, payloads, room
 
 MIB = 1 << 20
 OURS = chain("a", 5)

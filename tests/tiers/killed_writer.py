@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from anaphora.blocks.eviction import LRU
 from anaphora.tiers.disk import DiskTier
 from anaphora.tiers.store import BlockMeta, Outcome
-from tiers.blocks import chain, payload, room
+from support.stored_blocks import chain, payload, room
 
 THREADS = 2
 IN_FLIGHT = 4 * THREADS

@@ -16,7 +16,7 @@ from anaphora.tiers.disk import DiskTier
 from anaphora.tiers.memory import page_buffer
 from anaphora.tiers.segment import file_bytes, slot_bytes
 from anaphora.tiers.store import BlockMeta, Outcome
-from tiers.blocks import OTHER_SPACE, SIZE, chain, key, payload, payloads, room
+from support.stored_blocks import OTHER_SPACE, SIZE, chain, key, payload, payloads, room
 
 MIB = 1 << 20
 

@@ -20,7 +20,7 @@ from anaphora.tiers.format import header_bytes
 from anaphora.tiers.memory import PAGE
 from anaphora.tiers.segment import data_start, file_bytes, slot_bytes
 from anaphora.tiers.store import BlockMeta, Outcome, StoreError
-from tiers.blocks import SIZE, chain, payload, payloads, room
+from support.stored_blocks import SIZE, chain, payload, payloads, room
 
 MIB = 1 << 20
 BLOCKS = chain("a", 4)

@@ -13,7 +13,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invar
 from anaphora.blocks.eviction import LRU
 from anaphora.tiers.disk import DiskTier
 from anaphora.tiers.store import BlockMeta, Outcome
-from tiers.blocks import OTHER_SPACE, SPACE, chain, payload, room
+from support.stored_blocks import OTHER_SPACE, SPACE, chain, payload, room
 
 LIMIT = 200_000
 SIZES = {SPACE: 6000, OTHER_SPACE: 12_288}

@@ -9,7 +9,7 @@ import pytest
 
 from anaphora.tiers.format import CorruptBlock, check_payload, header_bytes, pack_header, parse_header
 from anaphora.tiers.store import BlockMeta, Space
-from tiers.blocks import OTHER_SPACE, chain, key, payload
+from support.stored_blocks import OTHER_SPACE, chain, key, payload
 
 META = chain("a", 3)[2]
 DATA = payload(META, 1000)

@@ -19,7 +19,7 @@ from anaphora.tiers.remote.tier import RemoteTier
 from anaphora.tiers.saving import WritePolicy
 from anaphora.tiers.store import BlockMeta, Outcome
 from anaphora.tiers.transfers import NOWHERE, Load, Save
-from tiers.blocks import SIZE, chain, payload, payloads, room
+from support.stored_blocks import SIZE, chain, payload, payloads, room
 
 SPEED = LoadSpeed(0.0, 1e9)
 

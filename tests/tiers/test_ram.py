@@ -10,7 +10,7 @@ from anaphora.blocks.eviction import LRU
 from anaphora.errors import ConfigError
 from anaphora.tiers.ram import ENTRY_BYTES, RamTier
 from anaphora.tiers.store import BlockMeta, Outcome
-from tiers.blocks import OTHER_SPACE, SIZE, chain, key, payload, payloads, room
+from support.stored_blocks import OTHER_SPACE, SIZE, chain, key, payload, payloads, room
 
 SLOT = SIZE + ENTRY_BYTES
 
