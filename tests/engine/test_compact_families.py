@@ -11,13 +11,14 @@ import pytest
 import torch
 import transformers
 
+from anaphora.engine.backend import Backend
 from anaphora.engine.batch import Batch, BatchRow
-from anaphora.engine.models.load import load_decoder
+from anaphora.engine.models.load import load_model
 from anaphora.engine.runner import ModelRunner
 from anaphora.geometry.layout import CacheLayout
 from anaphora.geometry.model import ModelGeometry
 from anaphora.types import RequestId
-from support.storage import make_storage, torch_runner
+from support.storage import BACKENDS, make_storage, runner_of
 
 SIZES: dict[str, Any] = {
     "vocab_size": 97,
@@ -127,23 +128,27 @@ def save(name: str, overrides: dict[str, Any], folder: Path) -> Any:
 
 
 def load(
-    folder: Path, max_model_len: int | None = None, dtype: torch.dtype = torch.float32
+    folder: Path,
+    max_model_len: int | None = None,
+    dtype: torch.dtype = torch.float32,
+    backend: Backend = "torch",
 ) -> tuple[ModelRunner, CacheLayout]:
     config = json.loads((folder / "config.json").read_text())
     geometry = ModelGeometry.from_config(config)
-    loaded = load_decoder(
+    loaded = load_model(
         folder,
         config,
         geometry,
         dtype=dtype,
         device=torch.device("cpu"),
         implementation="compact",
+        backend=backend,
         max_model_len=max_model_len,
     )
     assert loaded.implementation == "compact"
-    layout = CacheLayout.of(geometry, block_size=4)
+    layout = CacheLayout.of(geometry, block_size=16 if backend == "native" else 4)
     storage = make_storage(layout, 64 * len(layout.groups), str(dtype).removeprefix("torch."), nan=True)
-    return torch_runner(loaded.decoder, storage), layout
+    return runner_of(loaded, storage), layout
 
 
 def row(tokens: list[int], start: int, layout: CacheLayout, place: int = 0) -> BatchRow:
@@ -171,8 +176,9 @@ def greedy(runner: ModelRunner, layout: CacheLayout, prompt: list[int], new: int
     return tokens[len(prompt) :], torch.stack(all_logits)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("case", CASES)
-def test_greedy_tokens_equal_transformers(case: str, tmp_path: Path) -> None:
+def test_greedy_tokens_equal_transformers(case: str, backend: Backend, tmp_path: Path) -> None:
     model = save(*CASES[case], tmp_path)
     prompt = torch.randint(0, SIZES["vocab_size"], (PROMPT,), generator=torch.Generator().manual_seed(3)).tolist()
     output = model.generate(
@@ -183,7 +189,7 @@ def test_greedy_tokens_equal_transformers(case: str, tmp_path: Path) -> None:
         output_logits=True,
         return_dict_in_generate=True,
     )
-    runner, layout = load(tmp_path, max_model_len=48 if "longrope" in case else None)
+    runner, layout = load(tmp_path, max_model_len=48 if "longrope" in case else None, backend=backend)
     tokens, logits = greedy(runner, layout, prompt, NEW)
     wanted = torch.cat(output.logits)
     torch.testing.assert_close(logits, wanted, rtol=1e-4, atol=1e-5 * float(wanted.abs().max()))

@@ -11,11 +11,11 @@ from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
 from anaphora.engine.batch import Batch, BatchRow
-from anaphora.engine.models.load import load_decoder
+from anaphora.engine.models.load import load_model
 from anaphora.geometry.layout import CacheLayout
 from anaphora.geometry.model import ModelGeometry
 from anaphora.types import RequestId
-from support.storage import make_storage, torch_runner
+from support.storage import make_storage, runner_of
 
 PROMPTS = [
     "The capital of France is",
@@ -44,13 +44,13 @@ def test_greedy_tokens_equal_transformers(smollm2: Path) -> None:
 
     config = json.loads((smollm2 / "config.json").read_text())
     geometry = ModelGeometry.from_config(config)
-    loaded = load_decoder(
+    loaded = load_model(
         smollm2, config, geometry, dtype=torch.float32, device=torch.device("cpu"), implementation="auto"
     )
     assert loaded.implementation == "compact"
     layout = CacheLayout.of(geometry, 16)
     storage = make_storage(layout, BLOCKS * len(prompts))
-    runner = torch_runner(loaded.decoder, storage)
+    runner = runner_of(loaded, storage)
 
     tokens = [list(prompt) for prompt in prompts]
     computed = [0] * len(prompts)

@@ -10,7 +10,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from anaphora.engine.models.load import LoadedDecoder, load_decoder
+from anaphora.engine.models.compact import CompactDecoder
+from anaphora.engine.models.load import LoadedModel, load_model
 from anaphora.engine.models.spec import decoder_spec
 from anaphora.errors import CorruptModel, UnsupportedModel
 from anaphora.geometry.model import ModelGeometry
@@ -55,9 +56,9 @@ def folder_of(tmp_path: Path, config: dict[str, Any]) -> Path:
     return tmp_path
 
 
-def load(folder: Path, config: dict[str, Any], **options: Any) -> LoadedDecoder:
+def load(folder: Path, config: dict[str, Any], **options: Any) -> LoadedModel:
     chosen: dict[str, Any] = {"dtype": torch.float32, "device": torch.device("cpu"), "implementation": "auto"} | options
-    return load_decoder(folder, config, ModelGeometry.from_config(config), **chosen)
+    return load_model(folder, config, ModelGeometry.from_config(config), **chosen)
 
 
 def test_what_no_spec_expresses_has_none() -> None:
@@ -107,6 +108,7 @@ def test_loaded_decoder(tmp_path: Path) -> None:
     folder = folder_of(tmp_path, CONFIG)
     loaded = load(folder, CONFIG, dtype=torch.bfloat16)
     assert loaded.implementation == "compact"
+    assert isinstance(loaded.decoder, CompactDecoder)
     assert loaded.decoder.dtype == torch.bfloat16
     assert loaded.decoder.device == torch.device("cpu")
     assert loaded.decoder.weight_bytes == 2 * (2 * 80 + 3 * 8 + (8 + 4 + 4 + 8) * 8 + 3 * 12 * 8)
@@ -128,10 +130,10 @@ def test_transformers_is_not_imported(tmp_path: Path) -> None:
     code = (
         "import json, pathlib, sys, torch\n"
         "from anaphora.geometry.model import ModelGeometry\n"
-        "from anaphora.engine.models.load import load_decoder\n"
+        "from anaphora.engine.models.load import load_model\n"
         f"folder = pathlib.Path({str(tmp_path)!r})\n"
         "config = json.loads((folder / 'config.json').read_text())\n"
-        "load_decoder(folder, config, ModelGeometry.from_config(config), dtype=torch.float32,\n"
+        "load_model(folder, config, ModelGeometry.from_config(config), dtype=torch.float32,\n"
         "             device=torch.device('cpu'), implementation='auto')\n"
         "import anaphora.engine.runner\n"
         "sys.exit('transformers' in sys.modules)\n"

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import random
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ from anaphora.errors import ConfigError, ContextTooLong, CorruptModel, InvalidRe
 from anaphora.types import RequestId
 from support.engines import GREEDY, generate, make_engine, run_all, tokens_of
 from support.models import tiny_llama
+from support.storage import needs_native
 
 NUM_REQUESTS = 200
 
@@ -40,10 +43,15 @@ def workload() -> list[tuple[list[int], int]]:
 
 
 @pytest.fixture(scope="module")
-def expected(folder: Path, workload: list[tuple[list[int], int]]) -> list[tuple[int, ...]]:
-    """One by one, no cache, whole prompt in one step."""
-    engine = make_engine(folder, enable_prefix_caching=False, max_num_seqs=1)
-    return [generate(engine, prompt, replace(GREEDY, max_tokens=n)) for prompt, n in workload]
+def expected(folder: Path, workload: list[tuple[list[int], int]]) -> Callable[[str], list[tuple[int, ...]]]:
+    """Of a backend: one by one, no cache, whole prompt in one step."""
+
+    @cache
+    def tokens(backend: str) -> list[tuple[int, ...]]:
+        engine = make_engine(folder, enable_prefix_caching=False, max_num_seqs=1, backend=backend)
+        return [generate(engine, prompt, replace(GREEDY, max_tokens=n)) for prompt, n in workload]
+
+    return tokens
 
 
 def assert_idle(engine: Engine) -> None:
@@ -53,22 +61,27 @@ def assert_idle(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize(
-    ("caching", "chunk", "block_size", "seqs", "num_blocks"),
+    ("backend", "caching", "chunk", "block_size", "seqs", "num_blocks"),
     [
-        (True, 512, 16, 64, 200),
-        (True, 64, 16, 16, 12),
-        (True, 9, 4, 9, 40),
-        (True, 7, 1, 5, 160),
-        (True, 33, 32, 32, 9),
-        (False, 512, 16, 64, 200),
-        (False, 64, 16, 16, 12),
-        (False, 5, 8, 5, 24),
+        ("torch", True, 512, 16, 64, 200),
+        ("torch", True, 64, 16, 16, 12),
+        ("torch", True, 9, 4, 9, 40),
+        ("torch", True, 7, 1, 5, 160),
+        ("torch", True, 33, 32, 32, 9),
+        ("torch", False, 512, 16, 64, 200),
+        ("torch", False, 64, 16, 16, 12),
+        ("torch", False, 5, 8, 5, 24),
+        pytest.param("native", True, 512, 16, 64, 200, marks=needs_native),
+        pytest.param("native", True, 64, 16, 16, 12, marks=needs_native),
+        pytest.param("native", True, 7, 32, 5, 9, marks=needs_native),
+        pytest.param("native", False, 64, 16, 16, 12, marks=needs_native),
     ],
 )
 def test_the_same_tokens_as_one_by_one(
     folder: Path,
     workload: list[tuple[list[int], int]],
-    expected: list[tuple[int, ...]],
+    expected: Callable[[str], list[tuple[int, ...]]],
+    backend: str,
     caching: bool,
     chunk: int,
     block_size: int,
@@ -79,6 +92,7 @@ def test_the_same_tokens_as_one_by_one(
     engine = make_engine(
         folder,
         num_blocks=num_blocks,
+        backend=backend,
         enable_prefix_caching=caching,
         block_size=block_size,
         max_num_seqs=seqs,
@@ -103,7 +117,7 @@ def test_the_same_tokens_as_one_by_one(
             aborted.add(int(victim))
         engine.cache.check_invariants()
     assert_idle(engine)
-    for i, tokens in enumerate(expected):
+    for i, tokens in enumerate(expected(backend)):
         got = tuple(made[str(i)])
         assert got == (tokens[: len(got)] if i in aborted else tokens), f"request {i}"
     assert len(aborted) > 0

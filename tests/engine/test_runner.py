@@ -4,9 +4,10 @@ import torch
 from torch import Tensor
 
 from anaphora.engine.batch import Batch, BatchRow
-from anaphora.engine.models.compact import CompactDecoder, DecoderWeights, LayerWeights, Linear
+from anaphora.engine.models.compact import CompactDecoder
 from anaphora.engine.models.rope import RopeSpec
 from anaphora.engine.models.spec import DecoderSpec
+from anaphora.engine.models.weights import DecoderWeights, LayerWeights, Linear
 from anaphora.engine.runner import ModelRunner
 from anaphora.geometry.layout import CacheGroup, CacheLayout
 from anaphora.storage.paged import PagedStorage

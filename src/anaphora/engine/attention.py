@@ -189,7 +189,7 @@ class _Step:
     def _slots(self, group: int) -> tuple[Tensor, Tensor]:
         """(block, token within it), each [T]: where the step's tokens are kept."""
         size = self.storage.layout.block_size
-        positions = [p for row in self.batch.rows for p in range(row.start, row.start + len(row.token_ids))]
+        positions = self.batch.positions
         tables = (row.block_tables[group] for row in self.batch.rows for _ in row.token_ids)
         blocks = [table[position // size] for table, position in zip(tables, positions, strict=True)]
         return self._tensor(blocks), self._tensor(positions) % size
@@ -227,7 +227,7 @@ class _Step:
         n = len(places[0].row.token_ids)
         tables = [p.row.block_tables[group][p.first // size : (p.row.start + n - 1) // size + 1] for p in places]
         width = max(map(len, tables))
-        blocks = self._tensor([[*table, *(table[-1:] * (width - len(table)))] for table in tables])
+        blocks = self._tensor([[*table, *[table[-1]] * (width - len(table))] for table in tables])
         bases = [p.first // size * size for p in places]
         gathered = slice(0, width * size)
         if n > 1:

@@ -15,6 +15,9 @@ CHOICES = ("auto", *get_args(Backend))
 NATIVE_KV = frozenset({"fp32", "bf16", "fp16"})
 """Formats of keys and values that the kernels read."""
 
+ASKED = "asked for"
+"""The reason, where the user gave it."""
+
 _STEP = 16
 """Tokens of a block that a kernel reads at a time."""
 
@@ -60,10 +63,10 @@ def choose_backend(asked: str, needs: NativeNeeds) -> tuple[Backend, str]:
     if asked not in CHOICES:
         raise ConfigError(f"--backend is {asked!r}; it must be one of {', '.join(CHOICES)}")
     if asked == "torch":
-        return "torch", "asked for"
+        return "torch", ASKED
     obstacle = next((say(needs) for hinders, say in _LIMITS if hinders(needs)), None)
     if obstacle is None:
-        return "native", "asked for" if asked == "native" else "the fastest here"
+        return "native", ASKED if asked == "native" else "the fastest here"
     if asked == "native":
         raise ConfigError(f"--backend native: {obstacle}. Or leave --backend at auto")
     return "torch", obstacle

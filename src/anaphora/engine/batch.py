@@ -11,7 +11,9 @@ window has passed are NULL_BLOCK.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from anaphora.types import BlockCopy, RequestId
 
@@ -24,8 +26,8 @@ class BatchRow:
     token_ids: tuple[int, ...]
     start: int
     """num_computed_tokens before this step = position of token_ids[0]."""
-    block_tables: tuple[tuple[int, ...], ...]
-    """One per cache group."""
+    block_tables: tuple[Sequence[int], ...]
+    """One per cache group. The scheduler's are arrays of 32-bit integers, so that no step converts every entry."""
     sample: bool
     """True when the logits after the row's last token are wanted."""
 
@@ -40,3 +42,19 @@ class Batch:
     @property
     def num_tokens(self) -> int:
         return sum(len(row.token_ids) for row in self.rows)
+
+    @property
+    def token_ids(self) -> list[int]:
+        """[T]: the rows' tokens laid end to end."""
+        return [token for row in self.rows for token in row.token_ids]
+
+    @property
+    def positions(self) -> list[int]:
+        """[T], each within its own sequence."""
+        return [p for row in self.rows for p in range(row.start, row.start + len(row.token_ids))]
+
+    @property
+    def wanted(self) -> list[int]:
+        """Numbers along T of the tokens whose logits are wanted."""
+        ends = accumulate(len(row.token_ids) for row in self.rows)
+        return [end - 1 for end, row in zip(ends, self.rows, strict=True) if row.sample]

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from anaphora import native
+from anaphora.engine.backend import ASKED
 from anaphora.engine.config import EngineConfig, Machine, UserConfig, free_memory, resolve
 from anaphora.engine.engine import Engine
 from anaphora.engine.sources.resolve import ModelFolder
@@ -16,6 +19,8 @@ from anaphora.errors import ConfigError, CorruptModel
 from anaphora.geometry.kv_dtype import BlockMap
 from anaphora.geometry.model import ModelGeometry
 from anaphora.geometry.units import human_bytes
+
+logger = logging.getLogger(__name__)
 
 Say = Callable[[str], None]
 
@@ -83,32 +88,37 @@ def load(prepared: Prepared, startup: Startup) -> Engine:
     """Load the weights, allot the pool and run one token through the model. State changes: memory."""
     import torch
 
-    from anaphora.engine.attention import TorchAttention
-    from anaphora.engine.models.load import load_decoder
-    from anaphora.engine.runner import LayerwiseExecutor, ModelRunner
+    from anaphora.engine.models.load import load_model, native_module
+    from anaphora.engine.runner import ModelRunner
     from anaphora.engine.tokenizer import Tokenizer
     from anaphora.storage.codec import Codec
     from anaphora.storage.paged import PagedStorage
 
     config = prepared.config
+    if config.backend == "torch" and config.device == "cpu" and config.backend_reason != ASKED:
+        logger.warning("the torch backend runs, many times slower than the native one: %s", config.backend_reason)
+    torch.set_num_threads(config.threads)
+    if config.backend == "native":
+        native_module().set_threads(config.threads)
     since = time.monotonic()
     tokenizer = Tokenizer.from_folder(config.model_path, chat_template=prepared.chat_template)
     since = startup.timed("tokenizer", since)
     dtype = getattr(torch, config.dtype)
     device = torch.device(config.device)
-    loaded = load_decoder(
+    loaded = load_model(
         config.model_path,
         prepared.model_config,
         prepared.geometry,
         dtype=dtype,
         device=device,
         implementation=config.implementation,
+        backend=config.backend,
         max_model_len=config.max_model_len,
     )
     codec = Codec(prepared.blocks.dtype, prepared.blocks.layout)
     storage = PagedStorage(codec, config.num_blocks, device)
     since = startup.timed("weights", since)
-    runner = ModelRunner(LayerwiseExecutor(loaded.decoder, TorchAttention(storage)), storage)
+    runner = ModelRunner(loaded.executor(storage), storage)
     engine = Engine(
         config,
         codec.layout,
@@ -130,8 +140,12 @@ def allotment(prepared: Prepared) -> list[tuple[str, str]]:
     return [
         ("model", f"{config.model_name} ({prepared.geometry.architecture})"),
         ("dtype", f"{config.dtype} on {config.device} ({config.dtype_reason})"),
+        ("backend", f"{config.backend}, {_count(config.threads, 'thread')} ({config.backend_reason})"),
         ("weights", f"{config.weight_bytes:,} bytes ({human_bytes(config.weight_bytes)})"),
-        ("KV per token", f"{config.bytes_per_token:,} bytes ({human_bytes(config.bytes_per_token)})"),
+        (
+            "KV per token",
+            f"{config.bytes_per_token:,} bytes ({human_bytes(config.bytes_per_token)}) as {config.kv_cache_dtype}",
+        ),
         ("KV pool", f"{config.kv_bytes:,} bytes ({human_bytes(config.kv_bytes)})"),
         ("blocks", f"{config.num_blocks:,} of {config.block_size} tokens = {tokens:,} tokens"),
         (
@@ -142,6 +156,10 @@ def allotment(prepared: Prepared) -> list[tuple[str, str]]:
     ]
 
 
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'s' if number != 1 else ''}"
+
+
 def _machine(asked: str) -> Machine:
     """Look at the device. Raises ConfigError when it is not here."""
     import torch
@@ -149,11 +167,13 @@ def _machine(asked: str) -> Machine:
     if asked not in ("auto", "cpu") and not asked.startswith("cuda"):
         raise ConfigError(f"--device is {asked!r}; it must be auto, cpu or cuda")
     cuda = torch.cuda.is_available()
+    threads = min(native.threads(), torch.get_num_threads())  # torch's default follows OMP_NUM_THREADS
     if asked.startswith("cuda") and not cuda:
         raise ConfigError(
             "--device cuda: torch sees no CUDA device here; use --device cpu or install a CUDA build of torch"
         )
     if asked == "cpu" or not cuda:
-        return Machine("cpu", bool(torch.ops.mkldnn._is_mkldnn_bf16_supported()), free_memory())
+        fast = bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+        return Machine("cpu", fast, free_memory(), threads, native.missing() or "")
     device = "cuda" if asked == "auto" else asked
-    return Machine(device, True, int(torch.cuda.mem_get_info(device)[0]))
+    return Machine(device, True, int(torch.cuda.mem_get_info(device)[0]), threads)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from array import array
 from collections.abc import Sequence
 from enum import Enum
 
@@ -10,13 +11,33 @@ from anaphora.blocks.hashing import HashChain
 from anaphora.blocks.manager import BlockTable
 from anaphora.engine.output_text import OutputText
 from anaphora.engine.params import SamplingParams
-from anaphora.types import BlockHash, RequestId
+from anaphora.types import NULL_BLOCK, BlockHash, RequestId
 
 
 class Status(Enum):
     WAITING = "waiting"
     RUNNING = "running"
     FINISHED = "finished"
+
+
+class TableArrays:
+    """A block table as arrays of 32-bit integers, kept up from step to step: only what is new is converted."""
+
+    def __init__(self, table: BlockTable) -> None:
+        self._table = table
+        self._groups = [array("i") for _ in table.groups]
+        self._passed = [0] * len(table.groups)
+
+    def snapshot(self) -> tuple[array[int], ...]:
+        """Copies of the table's groups as they are now. State changes: the arrays follow the table."""
+        table = self._table
+        for group, (ours, blocks) in enumerate(zip(self._groups, table.groups, strict=True)):
+            if len(ours) < len(blocks):
+                ours.extend(blocks[len(ours) :])
+            for i in range(self._passed[group], table.first[group]):
+                ours[i] = NULL_BLOCK
+            self._passed[group] = table.first[group]
+        return tuple([ours[:] for ours in self._groups])
 
 
 class Request:
@@ -47,6 +68,7 @@ class Request:
         self.text = text
         self.status = Status.WAITING
         self.table: BlockTable | None = None
+        self.table_arrays: TableArrays | None = None
         self.num_computed_tokens = 0
         self.num_cached_tokens: int | None = None
         """Prompt tokens reused at first admission; None until then."""
@@ -54,6 +76,14 @@ class Request:
         """The block another running request is computing just now, and this one will share."""
         self.arrival_time = time.monotonic()
         self.last_token_time: float | None = None
+
+    def take_table(self, table: BlockTable) -> None:
+        """The blocks that this request runs in, until `drop_table`."""
+        self.table = table
+        self.table_arrays = TableArrays(table)
+
+    def drop_table(self) -> None:
+        self.table = self.table_arrays = None
 
     @property
     def num_remaining(self) -> int:

@@ -6,6 +6,7 @@ LayerwiseExecutor    a `Decoder`, which hands every layer's query, key and value
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -16,16 +17,18 @@ from anaphora.engine.batch import Batch
 from anaphora.engine.models.protocol import Decoder
 from anaphora.storage.paged import PagedStorage
 
+Compute = Callable[[], Tensor]
+"""-> logits [rows with sample=True, vocab_size] float32, in the order of the rows.
+
+State changes: the storage; afterwards it holds keys and values of every token of every row.
+"""
+
 
 class StepExecutor(Protocol):
     """Computes steps over one storage. Keeps no state between batches but what lies in the storage."""
 
-    def execute(self, batch: Batch) -> Tensor:
-        """-> logits [rows with sample=True, vocab_size] float32, in the order of the rows.
-
-        State changes: the storage; after the batch it holds keys and values of every token of every row.
-        The copies of the batch have run already.
-        """
+    def begin(self, batch: Batch) -> Compute:
+        """Prepare the step; the result is called once, after the batch's copies."""
         ...
 
 
@@ -33,14 +36,14 @@ class ModelRunner:
     """One executor over one storage."""
 
     def __init__(self, executor: StepExecutor, storage: PagedStorage) -> None:
-        self._executor = executor
+        self.executor = executor
         self._storage = storage
 
     @torch.inference_mode()
     def execute(self, batch: Batch) -> Tensor:
-        """Copies, then the step: see StepExecutor.execute."""
+        """Copies, then the step: see Compute."""
         self._storage.copy(batch.copies)
-        return self._executor.execute(batch)
+        return self.executor.begin(batch)()
 
 
 class LayerwiseExecutor:
@@ -50,19 +53,15 @@ class LayerwiseExecutor:
         self._decoder = decoder
         self._attention = attention
 
-    def execute(self, batch: Batch) -> Tensor:
-        device = self._decoder.device
-        token_ids = torch.tensor([t for row in batch.rows for t in row.token_ids], dtype=torch.long, device=device)
-        positions = torch.tensor(
-            [p for row in batch.rows for p in range(row.start, row.start + len(row.token_ids))],
-            dtype=torch.long,
-            device=device,
-        )
-        hidden = self._decoder.forward(token_ids, positions, self._attention.begin(batch))
-        last = []
-        end = 0
-        for row in batch.rows:
-            end += len(row.token_ids)
-            if row.sample:
-                last.append(end - 1)
-        return self._decoder.logits(hidden[torch.tensor(last, dtype=torch.long, device=device)])
+    def begin(self, batch: Batch) -> Compute:
+        def tensor(numbers: list[int]) -> Tensor:
+            return torch.tensor(numbers, dtype=torch.long, device=self._decoder.device)
+
+        token_ids, positions, wanted = tensor(batch.token_ids), tensor(batch.positions), tensor(batch.wanted)
+        attend = self._attention.begin(batch)
+
+        def compute() -> Tensor:
+            hidden = self._decoder.forward(token_ids, positions, attend)
+            return self._decoder.logits(hidden[wanted])
+
+        return compute

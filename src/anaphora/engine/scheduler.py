@@ -70,7 +70,7 @@ class Scheduler:
         """Give the request's blocks back (findable as far as computed) and forget it."""
         if request.table is not None:
             self._cache.close(request.table, request.tokens, request.chain, request.num_computed_tokens)
-            request.table = None
+            request.drop_table()
         (self.running if request.status is Status.RUNNING else self.waiting).remove(request)
         request.status = Status.FINISHED
         del self.requests[request.request_id]
@@ -102,7 +102,7 @@ class Scheduler:
         victim = max(self.running, key=_by_arrival)
         assert victim.table is not None
         self._cache.close(victim.table, victim.tokens, victim.chain, victim.num_computed_tokens)
-        victim.table = None
+        victim.drop_table()
         victim.num_computed_tokens = 0
         victim.status = Status.WAITING
         self.running.remove(victim)
@@ -134,7 +134,8 @@ class Scheduler:
             opened = self._open(request, match, budget, kept_blocks)
             if opened is None:
                 break
-            request.table, new_copies, num_matched = opened
+            table, new_copies, num_matched = opened
+            request.take_table(table)
             self._start(request, num_matched)
             row = _row(request, min(request.num_remaining, budget))
             rows[request.request_id] = row
@@ -196,11 +197,11 @@ class Scheduler:
 
 def _row(request: Request, count: int) -> BatchRow:
     start = request.num_computed_tokens
-    assert request.table is not None
+    assert request.table_arrays is not None
     return BatchRow(
         request_id=request.request_id,
         token_ids=tuple(request.tokens[start : start + count]),
         start=start,
-        block_tables=tuple(tuple(table) for table in request.table.groups),
+        block_tables=request.table_arrays.snapshot(),
         sample=start + count == len(request.tokens),
     )

@@ -1,4 +1,9 @@
-"""A model folder -> a decoder, by whichever of the two ways fits."""
+"""A model folder -> what executes its steps, by whichever of the ways fits.
+
+compact, native     a DecoderSpec recorded as a native program: a step is one call
+compact, torch      the same spec, layer by layer
+transformers        any other decoder, layer by layer; attention is native or torch
+"""
 
 from __future__ import annotations
 
@@ -8,37 +13,66 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Literal
 
 import torch
 
+from anaphora import native
+from anaphora.engine.attention import TorchAttention
+from anaphora.engine.backend import Backend
 from anaphora.engine.config import Implementation
 from anaphora.engine.models.checkpoint import Checkpoint
 from anaphora.engine.models.compact import load_compact_decoder
+from anaphora.engine.models.native_decoder import NativeDecoder, NativeExecutor
 from anaphora.engine.models.protocol import Decoder
 from anaphora.engine.models.spec import decoder_spec
-from anaphora.errors import UnsupportedModel
+from anaphora.engine.models.weights import WeightReader
+from anaphora.engine.native_attention import NativeAttention, NativeStorage
+from anaphora.engine.runner import LayerwiseExecutor, StepExecutor
+from anaphora.errors import ConfigError, UnsupportedModel
 from anaphora.geometry.model import ModelGeometry
+from anaphora.storage.paged import PagedStorage
 
 
 @dataclass(frozen=True, slots=True)
-class LoadedDecoder:
-    decoder: Decoder
+class LoadedModel:
+    decoder: Decoder | NativeDecoder
     weights_digest: str
     """Hexadecimal: equal only for equal weights, config, dtype and way, hence for equal keys and values."""
     implementation: Literal["compact", "transformers"]
+    backend: Backend
+
+    def executor(self, storage: PagedStorage) -> StepExecutor:
+        """What runs the model's steps over a storage; one at a time."""
+        if self.backend == "torch":
+            assert not isinstance(self.decoder, NativeDecoder)
+            return LayerwiseExecutor(self.decoder, TorchAttention(storage))
+        seen = NativeStorage(native_module(), storage)
+        if isinstance(self.decoder, NativeDecoder):
+            return NativeExecutor(self.decoder, seen)
+        return LayerwiseExecutor(self.decoder, NativeAttention(seen))
 
 
-def load_decoder(
+def native_module() -> ModuleType:
+    """Raises ConfigError when there is none."""
+    module = native.load()
+    if module is None:
+        raise ConfigError(f"{native.missing()}. Or use --backend torch")
+    return module
+
+
+def load_model(
     folder: Path,
     config: Mapping[str, Any],
     geometry: ModelGeometry,
     *,
     dtype: torch.dtype,
     device: torch.device,
-    implementation: Implementation,
+    implementation: Implementation = "auto",
+    backend: Backend = "torch",
     max_model_len: int | None = None,
-) -> LoadedDecoder:
+) -> LoadedModel:
     """Load the weights of `folder` as `dtype` on `device`; auto = compact where the model has a spec.
 
     `config` is the folder's config.json, `max_model_len` the longest sequence that will run (None = the model's
@@ -57,7 +91,11 @@ def load_decoder(
     with ThreadPoolExecutor(1, thread_name_prefix="weights-digest") as pool:
         files_digest = pool.submit(checkpoint.digest)
         if spec is not None:
-            decoder: Decoder = load_compact_decoder(checkpoint, spec, dtype, device)
+            decoder: Decoder | NativeDecoder
+            if backend == "native":
+                decoder = NativeDecoder(native_module(), spec, WeightReader(checkpoint, spec, dtype, device))
+            else:
+                decoder = load_compact_decoder(checkpoint, spec, dtype, device)
             positions = repr(spec)
         else:
             from anaphora.engine.models.transformers_decoder import load_transformers_decoder
@@ -66,6 +104,6 @@ def load_decoder(
             other = load_transformers_decoder(folder, config, geometry, dtype, device, max_model_len=max_model_len)
             decoder, positions = other, repr(other.scaled_for)
     way: Literal["compact", "transformers"] = "transformers" if spec is None else "compact"
-    facts = [files_digest.result(), json.dumps(config, sort_keys=True), str(dtype), way, positions]
+    facts = [files_digest.result(), json.dumps(config, sort_keys=True), str(dtype), way, backend, positions]
     digest = hashlib.blake2b(json.dumps(facts).encode(), digest_size=16).hexdigest()
-    return LoadedDecoder(decoder, digest, way)
+    return LoadedModel(decoder, digest, way, backend)
