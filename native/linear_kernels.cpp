@@ -13,7 +13,7 @@ namespace {
 using namespace anaphora;
 
 constexpr int kVectors = kPanel / kLanes;         // of a panel
-constexpr int kTileRows = kLanes == 16 ? 12 : 6;  // as many sums as the registers hold
+constexpr int kTileRows = kLanes == 16 ? 12 : 5;  // with six of 8 lanes GCC spills a sum in every round
 constexpr int kAhead = 1024;                      // bytes of weights to ask for before they are needed
 
 struct Bfloat16 {
@@ -43,7 +43,7 @@ void tile(const float *rows, const char *panel, int pairs, float *sums, int64_t 
         for (int line = 0; line < W::kPairBytes; line += 64) __builtin_prefetch(panel + kAhead + line);
 #pragma GCC unroll 2
         for (int odd = 0; odd < 2; ++odd) {
-            asm volatile("" ::: "memory");  // loads stay here: registers are just enough for one half
+            asm volatile("" ::: "memory");  // later loads stay below: the registers are enough for one half
             vf weight[kVectors];
 #pragma GCC unroll 2
             for (int v = 0; v < kVectors; ++v) weight[v] = W::get(panel, odd, v);
