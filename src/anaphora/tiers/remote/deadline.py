@@ -16,9 +16,17 @@ class Deadline:
         self.seconds = seconds + nbytes / SLOWEST_BYTES_PER_SECOND
         self._end = time.monotonic() + self.seconds
 
+    @property
+    def over(self) -> bool:
+        return time.monotonic() >= self._end
+
     def left(self) -> float:
         """Seconds left. Raises TimeoutError when there are none."""
         left = self._end - time.monotonic()
         if left <= 0:
             raise TimeoutError(f"no answer within {self.seconds:.1f} s")
         return left
+
+    def remaining(self) -> float:
+        """Seconds left, 0 when there are none."""
+        return max(0.0, self._end - time.monotonic())

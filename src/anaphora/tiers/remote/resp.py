@@ -213,6 +213,12 @@ class _Bounded(AbstractConnection):
             self._sock.settimeout(self._parser.deadline.left())
             self._sock.sendall(data)
 
+    def fileno(self) -> int:
+        """To wait for the first byte of an answer; between exchanges none is buffered."""
+        if self._sock is None:
+            raise Disconnected("the connection is closed")
+        return int(self._sock.fileno())
+
     def receive(self) -> Reply:
         reply: Reply = self._parser.read_response()
         return reply

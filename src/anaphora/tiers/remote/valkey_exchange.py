@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from selectors import EVENT_READ, DefaultSelector
 from typing import Any
 
 from valkey.exceptions import OutOfMemoryError, ValkeyError
@@ -37,50 +38,82 @@ def exchange(topology: Topology, commands: Sequence[Command], deadline: Deadline
     shares: dict[Node, list[int]] = {}
     for index, command in enumerate(commands):
         shares.setdefault(topology.node_of(command.key), []).append(index)
-    results: list[Result] = [None] * len(commands)
-    open_: dict[Node, Any] = {}
+    run = _Exchange(topology, commands, shares, deadline)
     try:
-        for node, share in shares.items():
-            try:
-                open_[node] = connection = _lend(node, topology, deadline)
-                connection.send(frame for index in share for frame in commands[index].frames)
-            except (OSError, ValkeyError, StoreError) as error:
-                _node_failed(node, share, error, results, open_)
-        for node, connection in list(open_.items()):
-            share = shares[node]
-            try:
-                for index in share:
-                    into = commands[index].into
-                    results[index] = connection.receive() if into is None else connection.receive_into(into)
-            except (OSError, ValkeyError) as error:
-                _node_failed(node, share, error, results, open_)
-            else:
-                node.breaker.succeeded()
-                node.give_back(open_.pop(node), whole=True)
+        for node in shares:
+            run.send(node)
+        run.receive()
     finally:
-        for node, connection in open_.items():
+        run.close()
+    _judge(topology, run.results)
+    return run.results
+
+
+class _Exchange:
+    """The state of one exchange. All nodes share its deadline, so only those that let it pass are blamed for it."""
+
+    def __init__(
+        self, topology: Topology, commands: Sequence[Command], shares: dict[Node, list[int]], deadline: Deadline
+    ) -> None:
+        self.results: list[Result] = [None] * len(commands)
+        self._topology = topology
+        self._commands = commands
+        self._shares = shares
+        self._deadline = deadline
+        self._waiting: dict[Node, Any] = {}
+        """The connection to each node that has been asked and has not answered."""
+
+    def send(self, node: Node) -> None:
+        if self._deadline.over:
+            self._failed(node, StoreError(f"{node.name}: no time was left to ask"))
+        elif self._topology.is_cluster and not node.breaker.allows():
+            self._failed(node, StoreError(f"{node.name} has failed again and again and is left alone for now"))
+        else:
+            try:
+                connection = self._waiting[node] = node.lend(self._deadline)
+                connection.send(frame for index in self._shares[node] for frame in self._commands[index].frames)
+            except (OSError, ValkeyError, StoreError) as error:
+                self._failed(node, error)
+
+    def receive(self) -> None:
+        """Read whoever answers first, so that a node which hangs holds up nobody but itself."""
+        with DefaultSelector() as selector:
+            for node, connection in self._waiting.items():
+                selector.register(connection.fileno(), EVENT_READ, node)
+            while self._waiting:
+                ready = [key for key, _ in selector.select(self._deadline.remaining())]
+                if not ready:
+                    for node in list(self._waiting):
+                        self._failed(node, TimeoutError(f"no answer within {self._deadline.seconds:.1f} s"))
+                for key in ready:
+                    selector.unregister(key.fileobj)
+                    self._read(key.data)
+
+    def close(self) -> None:
+        for node, connection in self._waiting.items():
             node.give_back(connection, whole=False)
-    _judge(topology, results)
-    return results
 
+    def _read(self, node: Node) -> None:
+        connection = self._waiting[node]
+        try:
+            for index in self._shares[node]:
+                into = self._commands[index].into
+                self.results[index] = connection.receive() if into is None else connection.receive_into(into)
+        except (OSError, ValkeyError) as error:
+            self._failed(node, error)
+        else:
+            node.breaker.succeeded()
+            node.give_back(self._waiting.pop(node), whole=True)
 
-def _lend(node: Node, topology: Topology, deadline: Deadline) -> Any:
-    if topology.is_cluster and not node.breaker.allows():
-        raise StoreError(f"{node.name} has failed again and again and is left alone for now")
-    return node.lend(deadline)
-
-
-def _node_failed(
-    node: Node, share: Sequence[int], error: Exception, results: list[Result], open_: dict[Node, Any]
-) -> None:
-    """None of its answers counts: who knows which command the last one belongs to."""
-    if not isinstance(error, StoreError):
-        node.breaker.failed()
-    if node in open_:
-        node.give_back(open_.pop(node), whole=False)
-    failure = store_error(node.name, error)
-    for index in share:
-        results[index] = failure
+    def _failed(self, node: Node, error: Exception) -> None:
+        """None of its answers counts: who knows which command the last one belongs to."""
+        if not isinstance(error, StoreError):
+            node.breaker.failed()
+        if node in self._waiting:
+            node.give_back(self._waiting.pop(node), whole=False)
+        failure = store_error(node.name, error)
+        for index in self._shares[node]:
+            self.results[index] = failure
 
 
 def _judge(topology: Topology, results: Sequence[Result]) -> None:

@@ -129,11 +129,13 @@ class Topology:
             return
         with self._lock:
             failure: StoreError | None = None
-            for node in () if self._known else [self._seed, *self._nodes.values()]:
+            healthy_first = sorted((self._seed, *self._nodes.values()), key=lambda node: node.breaker.state.value)
+            for node in () if self._known else healthy_first:
                 try:
                     reply = node.ask(CLUSTER_SLOTS, deadline)
                     self.longest_value = _longest_value(node.ask(LONGEST_VALUE, deadline))
                 except (OSError, ValkeyError, StoreError) as error:
+                    node.breaker.failed()
                     failure = failure or store_error(node.name, error)
                     continue
                 self._slots = None if isinstance(reply, ResponseError) else self._read(reply)
@@ -164,7 +166,7 @@ class Topology:
         return self._nodes.get(address) or Node({**self._settings, "host": name, "port": port}, self._connections)
 
     def close(self) -> None:
-        for node in self._nodes.values():
+        for node in (self._seed, *self._nodes.values()):
             node.close()
 
 
