@@ -9,6 +9,7 @@ loads everything. Prints one JSON object: rounds, blocks acknowledged, and what 
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
@@ -45,13 +46,13 @@ def block(number: int) -> BlockMeta:
 
 def write(folder: Path, limit: int, first: int, pipe: int) -> None:
     """Never returns by itself."""
-    tier = DiskTier(folder, limit, LRU())
+    tier, begun = DiskTier(folder, limit, LRU()), itertools.count()
 
     def store(start: int) -> None:
         for number in range(start, 1 << 30, THREADS):
-            meta = block(number)
+            meta, turn = block(number), next(begun)
             if tier.save([meta], [payload(meta, size_of(number))]) == [Outcome.OK]:
-                os.write(pipe, struct.pack("<I", number))
+                os.write(pipe, struct.pack("<II", turn, number))
 
     for start in range(first, first + THREADS):
         threading.Thread(target=store, args=(start,)).start()
@@ -75,7 +76,8 @@ def killed(folder: Path, limit: int, first: int, seconds: float, *, after_first:
     while part := os.read(reader, 1 << 16):
         raw += part
     os.close(reader)
-    return [number for (number,) in struct.iter_unpack("<I", raw[: len(raw) // 4 * 4])]
+    # In the order in which their saving began: an acknowledgement may come long after it.
+    return [number for _, number in sorted(struct.iter_unpack("<II", raw[: len(raw) // 8 * 8]))]
 
 
 def wrongs(folder: Path, limit: int, acknowledged: list[int]) -> list[str]:
@@ -85,7 +87,7 @@ def wrongs(folder: Path, limit: int, acknowledged: list[int]) -> list[str]:
     if size > limit:
         found.append(f"{size} bytes, {limit} are allowed")
     tier = DiskTier(folder, limit, LRU())
-    under_way = range(acknowledged[-1] + 1, acknowledged[-1] + 2 * IN_FLIGHT) if acknowledged else ()
+    under_way = range(max(acknowledged) + 1, max(acknowledged) + 2 * IN_FLIGHT) if acknowledged else ()
     here = [number for number in acknowledged if tier.contains([block(number).key])[0]]
     for number in [*here, *(number for number in under_way if tier.contains([block(number).key])[0])]:
         into = room(1, size_of(number))

@@ -169,7 +169,7 @@ def test_a_file_that_is_there_twice_counts_once(tmp_path: Path) -> None:
 def test_a_stale_table_over_newer_slots_is_a_miss(tmp_path: Path) -> None:
     file = filled(tmp_path)
     old = file.read_bytes()[: data_start(slots(file))]
-    tier, fresh = disk(tmp_path), chain("b", 4)
+    tier, fresh = disk(tmp_path), chain("b", slots(file))
     tier.discard([block.key for block in BLOCKS])
     tier.save(fresh, payloads(fresh))
     tier.close()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from pathlib import Path
 from threading import Lock
 from typing import NamedTuple
@@ -209,7 +210,7 @@ class DiskTier:
         while True:
             for segment in self._segments:
                 if segment.free and segment.slot_size == size and segment.space.digest == block.space.digest:
-                    return Place(segment, segment.free.pop())
+                    return Place(segment, segment.free.popleft())
             if self._grow(block, size):
                 continue
             victim = self._residents.make_room(block, orphans=self._keeps_orphans)
@@ -258,24 +259,25 @@ class DiskTier:
     def _recover(self) -> None:
         self._segments, removed = open_segments(self.directory)
         self._counters.removed(removed)
-        found: list[tuple[int, DiskEntry]] = []
+        found: list[DiskEntry] = []
         newest: dict[Segment, int] = {}
         for segment in self._segments:
+            latest = 0
             for slot, record in enumerate(segment.records()):
                 if record is None:
                     segment.free.append(slot)
                 else:
-                    entry = Entry(record.key, record.parent, record.depth, Place(segment, slot), record.last_used)
-                    found.append((record.last_used, entry))
-                    newest[segment] = max(newest.get(segment, 0), record.last_used)
-            segment.free.reverse()
+                    used = record.last_used
+                    found.append(Entry(record.key, record.parent, record.depth, Place(segment, slot), used))
+                    latest = max(latest, used)
+            newest[segment] = latest
         dropped = self._shrink(newest)
-        found.sort(key=lambda item: item[0])
-        self._residents.clock = found[-1][0] if found else 0
-        for _, entry in reversed(found):  # the newest of two with one key stays
+        found.sort(key=attrgetter("last_used"), reverse=True)
+        self._residents.clock = found[0].last_used if found else 0
+        for entry in found:
             if entry.place.segment in dropped:
                 continue
-            if entry.hash in self._residents:
+            if entry.hash in self._residents:  # the newest of two with one key stays
                 self._forget_double(entry)
             else:
                 self._residents.add(entry)
@@ -283,7 +285,7 @@ class DiskTier:
     def _shrink(self, newest: dict[Segment, int]) -> set[Segment]:
         """Delete the segments used longest ago until the rest keeps the limit, which may be lower than last time."""
         dropped: set[Segment] = set()
-        for segment in sorted(self._segments, key=lambda segment: newest.get(segment, 0)):
+        for segment in sorted(self._segments, key=lambda segment: newest[segment]):
             if self.used_bytes <= self.limit_bytes:
                 break
             self._segments.remove(segment)

@@ -21,10 +21,11 @@ import json
 import os
 import struct
 import threading
+from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
 from os import posix_fallocate, pread, preadv, pwrite, pwritev
 from pathlib import Path
+from typing import NamedTuple
 
 from xxhash import xxh3_64_intdigest, xxh3_128_digest
 
@@ -52,8 +53,7 @@ class CorruptSegment(AnaphoraError):
     """The file is no segment of this version; the message says why."""
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(NamedTuple):
     """What the table says about one slot."""
 
     slot: int
@@ -113,8 +113,8 @@ class Segment:
         self.slot_size = slot_size
         self.num_slots = num_slots
         self.file_bytes = file_bytes(slot_size, num_slots)
-        self.free: list[int] = []
-        """Slots without a block; the last goes next."""
+        self.free: deque[int] = deque()
+        """Slots without a block; the first goes next, so that blocks freed in order are written in order."""
         flags = (os.O_RDWR if write else os.O_RDONLY) | os.O_CLOEXEC
         self._table = os.open(path, flags)
         self._data = _open_direct(path, flags)
@@ -146,7 +146,7 @@ class Segment:
             raise
         finally:
             os.close(fd)
-        segment.free = list(range(num_slots - 1, -1, -1))
+        segment.free.extend(range(num_slots))
         return segment
 
     @classmethod

@@ -1,0 +1,389 @@
+"""How near the tiers come to what memory and disk give: ratios, with the limits measured in the same run.
+
+    python benchmarks/tiers.py [--folder DIR] [--block-bytes 368640] [--trials 7] [--candidates] [--out tiers.json]
+
+The disk is measured in rounds that alternate plain sequential direct I/O and the tier, both on whole pages of the
+same memory, with calls of the same size; the ratio is that of the best rounds and the median of the rounds' own
+ratios is given beside it. `--candidates` also stores the same blocks in LMDB, RocksDB and single files, if
+lmdb and rocksdict are installed. Nothing else should run meanwhile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import mmap
+import os
+import platform
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+import zlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from xxhash import xxh3_64_digest, xxh3_128_digest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+from anaphora.blocks.eviction import LRU
+from anaphora.tiers.break_even import LoadSpeed
+from anaphora.tiers.disk import DiskTier
+from anaphora.tiers.hierarchy import Hierarchy, Tier
+from anaphora.tiers.memory import page_buffer
+from anaphora.tiers.ram import ENTRY_BYTES, RamTier
+from anaphora.tiers.segment import Segment, slot_bytes
+from anaphora.tiers.store import BlockMeta, Outcome
+from support.stored_blocks import SPACE, chain
+
+GOALS = {
+    "disk_read": 0.8,
+    "disk_write": 0.8,
+    "ram_load": 0.8,
+    "ram_save": 0.8,
+    "disk_lookup_8000_seconds": 0.010,
+    "recovery_100000_seconds": 1.0,
+}
+"""Ratios at least, seconds at most."""
+LOOKUP = 8000
+RECOVERED = 100_000
+EXPECTED = LoadSpeed(0.001, 5e8)
+
+
+def seconds(call: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def best(call: Callable[[], object], trials: int) -> float:
+    return min(seconds(call) for _ in range(trials))
+
+
+def compare(limit: Sequence[float], ours: Sequence[float], nbytes: int) -> dict[str, float]:
+    """Of two lists of seconds for the same bytes, taken in turn."""
+    return {
+        "limit_gb_per_second": nbytes / min(limit) / 1e9,
+        "ours_gb_per_second": nbytes / min(ours) / 1e9,
+        "ratio": min(limit) / min(ours),
+        "median_ratio": statistics.median(a / b for a, b in zip(limit, ours, strict=True)),
+    }
+
+
+def checksums(size: int, trials: int) -> dict[str, float]:
+    """GB/s of one core, over more memory than its caches hold."""
+    memory = page_buffer(64 << 20)
+    memory[:] = os.urandom(1 << 20) * 64
+    parts = [memory[at : at + size] for at in range(0, memory.nbytes - size, size)]
+    kinds: dict[str, Callable[[Any], object]] = {
+        "xxh3-128": xxh3_128_digest,
+        "xxh3-64": xxh3_64_digest,
+        "crc32 (zlib)": zlib.crc32,
+    }
+    try:
+        import google_crc32c  # type: ignore[import-not-found]
+    except ImportError:
+        pass
+    else:  # it takes nothing but bytes: of memory of another kind it needs a copy
+        kinds["crc32c (google), with the copy"] = lambda part: google_crc32c.value(bytes(part))
+    total = sum(part.nbytes for part in parts)
+    return {name: total / best(lambda f=f: [f(part) for part in parts], trials) / 1e9 for name, f in kinds.items()}  # type: ignore[misc]
+
+
+def ram(size: int, trials: int) -> dict[str, dict[str, float]]:
+    count = (256 << 20) // size
+    pool, plain = page_buffer(count * size), page_buffer(count * size)
+    views = [pool[i * size : (i + 1) * size] for i in range(count)]
+    pool[:] = os.urandom(size) * count
+    tier, blocks = RamTier(count * (size + ENTRY_BYTES), size, LRU()), chain("ram", count)
+    one, two = (ctypes.addressof(ctypes.c_char.from_buffer(memory)) for memory in (pool, plain))
+
+    def copy(into: int, data: int) -> None:
+        for at in range(0, count * size, size):
+            ctypes.memmove(into + at, data + at, size)
+
+    copy(two, one)  # every page is there before anything is timed
+    tier.save(blocks, views)
+    times: dict[str, list[float]] = {name: [] for name in ("out", "save", "in", "load")}
+    for _ in range(trials):
+        tier.discard([block.key for block in blocks])
+        times["out"].append(seconds(lambda: copy(two, one)))
+        times["save"].append(seconds(lambda: tier.save(blocks, views)))
+        times["in"].append(seconds(lambda: copy(one, two)))
+        times["load"].append(seconds(lambda: tier.load(blocks, views)))
+    assert tier.stats().hits == count * trials
+    return {
+        "ram_save": compare(times["out"], times["save"], count * size),
+        "ram_load": compare(times["in"], times["load"], count * size),
+    }
+
+
+def disk(folder: Path, size: int, trials: int) -> dict[str, dict[str, float]]:
+    """One thread against one, and reading with the hierarchy's threads."""
+    count = (192 << 20) // size
+    memory = page_buffer(count * size)
+    memory[:] = os.urandom(size) * count
+    views = [memory[i * size : (i + 1) * size] for i in range(count)]
+    raw = os.open(folder / "raw", os.O_RDWR | os.O_CREAT | os.O_DIRECT, 0o600)
+    os.posix_fallocate(raw, 0, count * size)
+    tier, blocks = DiskTier(folder / "tier", 1 << 30, LRU()), chain("disk", count)
+    hierarchy = Hierarchy([Tier(tier, 3, EXPECTED)])
+    keys = [block.key for block in blocks]
+
+    def write() -> None:
+        for i, view in enumerate(views):
+            os.pwrite(raw, view, i * size)
+
+    def read() -> None:
+        for i, view in enumerate(views):
+            os.preadv(raw, [view], i * size)
+
+    def load(into: Sequence[memoryview]) -> None:
+        assert set(tier.load(blocks, into)) == {Outcome.OK}
+
+    def threads() -> None:
+        found = hierarchy.load(blocks, views, [0] * count)
+        hierarchy.drain(600)
+        assert set(found.outcomes) == {Outcome.OK}
+
+    apart = page_buffer(count * (size + 64))
+    unaligned = [apart[i * (size + 64) + 64 : (i + 1) * (size + 64)] for i in range(count)]
+    write()
+    tier.save(blocks, views)
+    times: dict[str, list[float]] = {name: [] for name in ("write", "save", "read", "load", "threads", "unaligned")}
+    for _ in range(trials):
+        tier.discard(keys)
+        times["write"].append(seconds(write))
+        times["save"].append(seconds(lambda: tier.save(blocks, views)))
+        times["read"].append(seconds(read))
+        times["load"].append(seconds(lambda: load(views)))
+        times["threads"].append(seconds(threads))
+        times["unaligned"].append(seconds(lambda: load(unaligned)))
+    hierarchy.close()
+    os.close(raw)
+    nbytes = count * size
+    return {
+        "disk_write": compare(times["write"], times["save"], nbytes),
+        "disk_read": compare(times["read"], times["load"], nbytes),
+        "disk_read_3_threads": compare(times["read"], times["threads"], nbytes),
+        "disk_read_into_unaligned_memory": compare(times["read"], times["unaligned"], nbytes),
+    }
+
+
+def index(folder: Path, trials: int) -> dict[str, float]:
+    """A folder of RECOVERED committed blocks (their slots are never read): its start, and a lookup in it."""
+    size = slot_bytes(16, 4096)
+    per_segment = 5000
+    blocks: list[BlockMeta] = [meta for name in range(RECOVERED // 100) for meta in chain(name, 100)]
+    folder.mkdir(mode=0o700)
+    for number in range(RECOVERED // per_segment):
+        segment = Segment.create(folder / f"seg-{number + 1:08x}.kv", SPACE, size, per_segment)
+        for slot in range(per_segment):
+            at = number * per_segment + slot
+            segment.commit(slot, blocks[at], 4096, stored_at=1, last_used=at)
+        segment.close()
+    starts: list[float] = []
+    for _ in range(trials):
+        begin = time.perf_counter()
+        tier = DiskTier(folder, 2 << 30, LRU())
+        starts.append(time.perf_counter() - begin)
+        keys = [block.key for block in blocks[:: RECOVERED // LOOKUP][:LOOKUP]]
+        hierarchy = Hierarchy([Tier(tier, 1, EXPECTED)])
+        lookup = best(lambda keys=keys, tier=tier: tier.contains(keys), 5)  # type: ignore[misc]
+        whole = best(lambda keys=keys, hierarchy=hierarchy: hierarchy.lookup(keys), 5)  # type: ignore[misc]
+        assert all(tier.contains(keys))
+        hierarchy.close()
+    return {
+        "recovery_100000_seconds": min(starts),
+        "disk_lookup_8000_seconds": lookup,
+        "hierarchy_lookup_8000_seconds": whole,
+    }
+
+
+def candidates(folder: Path, size: int, trials: int) -> dict[str, dict[str, float]]:
+    """GB/s of writing and of reading back in random order, nothing in the page cache; medians."""
+    import lmdb  # type: ignore[import-not-found]
+    from rocksdict import Options, Rdict  # type: ignore[import-not-found]
+
+    count = (384 << 20) // size
+    payload = page_buffer(size)
+    payload[:] = os.urandom(size)
+    names = [number.to_bytes(16, "big") for number in range(count)]
+    order = names[1::2] + names[::2]
+    found: dict[str, dict[str, list[float]]] = {}
+
+    def uncache(path: Path) -> None:
+        for file in [path] if path.is_file() else path.iterdir():
+            fd = os.open(file, os.O_RDONLY)
+            os.fsync(fd)
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(fd)
+
+    def note(store: str, what: str, took: float) -> None:
+        found.setdefault(store, {}).setdefault(what, []).append(count * size / took / 1e9)
+
+    def lmdb_store(path: Path) -> None:
+        env = lmdb.open(str(path), map_size=1 << 30, sync=False)
+
+        def put() -> None:
+            for name in names:
+                with env.begin(write=True) as transaction:
+                    transaction.put(name, bytes(payload))
+
+        def get() -> None:
+            with env.begin(buffers=True) as transaction:
+                for name in order:
+                    payload[:] = transaction.get(name)
+
+        note("LMDB, unsynced", "write", seconds(put))
+        note("LMDB, unsynced", "write and sync", seconds(put) + seconds(lambda: env.sync(True)))
+        env.close()
+        uncache(path)
+        env = lmdb.open(str(path), map_size=1 << 30)
+        note("LMDB, unsynced", "read", seconds(get))
+        env.close()
+
+    def rocks_store(path: Path) -> None:
+        options = Options(True)
+        options.set_enable_blob_files(True)
+        options.set_min_blob_size(4096)
+        store = Rdict(str(path), options)
+
+        def put() -> None:
+            for name in names:
+                store[name] = bytes(payload)
+            store.flush()
+
+        note("RocksDB, blob files", "write", seconds(put))
+        store.close()
+        uncache(path)
+        store = Rdict(str(path), Options(True))
+
+        def get() -> None:
+            for name in order:
+                payload[:] = store[name]
+
+        note("RocksDB, blob files", "read", seconds(get))
+        store.close()
+
+    def file_store(path: Path) -> None:
+        path.mkdir()
+
+        def put() -> None:
+            for name in names:
+                fd = os.open(path / f"{name.hex()}.tmp", os.O_WRONLY | os.O_CREAT | os.O_DIRECT, 0o600)
+                os.pwrite(fd, payload, 0)
+                os.close(fd)
+                os.rename(path / f"{name.hex()}.tmp", path / name.hex())
+
+        def get() -> None:
+            for name in order:
+                fd = os.open(path / name.hex(), os.O_RDONLY | os.O_DIRECT)
+                os.preadv(fd, [payload], 0)
+                os.close(fd)
+
+        note("a file per block, direct", "write", seconds(put))
+        note("a file per block, direct", "read", seconds(get))
+
+    def one_file(path: Path, name: str, flags: int) -> None:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | flags, 0o600)
+        os.posix_fallocate(fd, 0, count * size)
+
+        def put() -> None:
+            for i in range(count):
+                os.pwrite(fd, payload, i * size)
+
+        note(name, "write", seconds(put))
+        note(name, "rewrite", seconds(put))
+        note(name, "rewrite and sync", seconds(put) + seconds(lambda: os.fsync(fd)))
+        os.close(fd)
+        uncache(path)
+        fd = os.open(path, os.O_RDWR | flags)
+        places = [int.from_bytes(number, "big") * size for number in order]
+        note(name, "read", seconds(lambda: [os.preadv(fd, [payload], at) for at in places]))
+        os.close(fd)
+
+    def mapped(path: Path) -> None:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        os.posix_fallocate(fd, 0, count * size)
+        area = memoryview(mmap.mmap(fd, count * size))
+
+        def put() -> None:
+            for at in range(0, count * size, size):
+                area[at : at + size] = payload
+
+        note("slots, mmap", "write", seconds(put))
+        uncache(path)
+
+        def get() -> None:
+            for number in order:
+                at = int.from_bytes(number, "big") * size
+                payload[:] = area[at : at + size]
+
+        note("slots, mmap", "read (partly cached: the mapping holds pages)", seconds(get))
+        os.close(fd)
+
+    stores: list[Callable[[Path], None]] = [
+        lmdb_store,
+        rocks_store,
+        file_store,
+        lambda path: one_file(path, "slots, direct", os.O_DIRECT),
+        lambda path: one_file(path, "slots, buffered", 0),
+        mapped,
+    ]
+    for _ in range(trials):
+        for number, store in enumerate(stores):
+            path = folder / f"candidate-{number}"
+            store(path)
+            path.unlink() if path.is_file() else shutil.rmtree(path)
+    return {name: {what: statistics.median(all_) for what, all_ in kinds.items()} for name, kinds in found.items()}
+
+
+def unmet(report: dict[str, Any]) -> list[str]:
+    lines = []
+    for name, goal in GOALS.items():
+        found = report["index"][name] if name.endswith("seconds") else report["ratios"][name]["ratio"]
+        if found > goal if name.endswith("seconds") else found < goal:
+            lines.append(f"{name}: {found:.4f}, the goal is {goal}")
+    return lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", type=Path, help="on the disk to measure; default: the temporary folder")
+    parser.add_argument("--block-bytes", type=int, default=368_640, help="a multiple of 4096")
+    parser.add_argument("--trials", type=int, default=7)
+    parser.add_argument("--candidates", action="store_true")
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    folder = Path(tempfile.mkdtemp(dir=options.folder))
+    try:
+        report: dict[str, Any] = {
+            "machine": platform.platform(),
+            "load": os.getloadavg(),
+            "block_bytes": options.block_bytes,
+            "checksums_gb_per_second": checksums(options.block_bytes, options.trials),
+            "ratios": {
+                **ram(options.block_bytes, options.trials),
+                **disk(folder, options.block_bytes, options.trials),
+            },
+            "index": index(folder / "index", min(options.trials, 3)),
+        }
+        if options.candidates:
+            report["candidates_gb_per_second"] = candidates(folder, options.block_bytes, min(options.trials, 3))
+    finally:
+        shutil.rmtree(folder)
+    report["unmet"] = unmet(report)
+    text = json.dumps(report, indent=2)
+    if options.out:
+        options.out.write_text(text + "\n", encoding="utf-8")
+    print(text)
+    sys.exit(bool(report["unmet"]))
+
+
+if __name__ == "__main__":
+    main()
