@@ -209,6 +209,21 @@ def test_what_leaves_a_tier_after_the_lookup_comes_from_the_next(build: Build) -
     assert {name: share.blocks for name, share in load.shares.items()} == {"ram": 2, "disk": 2}
 
 
+def test_what_is_hit_nearby_stays_young_on_disk(build: Build) -> None:
+    house, hot = build("ram disk"), chain("hot", 3)
+    house.save(hot)
+    for name in range(150):  # more than the disk holds
+        house.save(chain(name, 3))
+        if name % 2:
+            house.load(hot)
+        else:
+            house.tiers.used(keys(hot))
+        assert house.tiers.drain(20)
+    assert house.disk is not None
+    assert house.disk.stats().evicted > 0
+    assert house.disk.contains(keys(hot)) == [True] * 3
+
+
 def test_prefetch_brings_blocks_into_ram(build: Build) -> None:
     house, blocks = build("ram disk"), chain("a", 8)
     house.save(blocks)

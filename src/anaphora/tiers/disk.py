@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from operator import attrgetter
 from pathlib import Path
 from threading import Lock
@@ -105,6 +106,17 @@ class DiskTier:
                 if (entry := self._residents.get(key)) is not None:
                     self._forget(entry)
 
+    def used(self, keys: Sequence[bytes]) -> None:
+        for key in keys:
+            with self._lock:
+                entry = self._residents.get(key)
+                if entry is None:
+                    continue
+                self._residents.touch(entry)
+                self._residents.pin(entry)
+            self._note_use(entry)
+            self._unpin(entry)
+
     def stats(self) -> TierStats:
         off = self._off if self._clock() < self._off_until else ""
         return self._counters.snapshot(used_bytes=self.used_bytes, blocks=len(self._residents), off=off)
@@ -137,19 +149,29 @@ class DiskTier:
         outcome = Outcome.OK
         try:
             segment.read(slot, block, into)
-            segment.touch(slot, entry.last_used)
         except CorruptBlock as error:
             outcome = Outcome.CORRUPT
             log.warning("a block of %s is removed: %s", segment.path, error)
         except OSError as error:
             outcome = Outcome.FAILED
             log.warning("a block of %s is removed: it cannot be read: %s", segment.path, error.strerror)
-        with self._lock:
-            if outcome is not Outcome.OK:
+        if outcome is Outcome.OK:
+            self._note_use(entry)
+        else:
+            with self._lock:
                 self._forget(entry)
-            if self._residents.unpin(entry):
-                segment.free.append(slot)
+        self._unpin(entry)
         return outcome
+
+    def _note_use(self, entry: DiskEntry) -> None:
+        """Let a pinned entry's age survive a restart. Not worth a miss when the device refuses."""
+        with suppress(OSError):
+            entry.place.segment.touch(entry.place.slot, entry.last_used)
+
+    def _unpin(self, entry: DiskEntry) -> None:
+        with self._lock:
+            if self._residents.unpin(entry):
+                entry.place.segment.free.append(entry.place.slot)
 
     def _forget(self, entry: DiskEntry) -> None:
         """Remove an entry for good. Its slot is free once nobody reads it."""

@@ -127,6 +127,10 @@ class Hierarchy:
 
         return self._start(Load(wanted, views, arrived), far) if wanted else None
 
+    def used(self, keys: Sequence[bytes]) -> None:
+        """These were hit in the pool: their copies in the local tiers are not to grow old. Done in the background."""
+        self._used(keys, 0)
+
     def poll(self) -> list[Load | Save]:
         """The transfers that became done since the last call."""
         done: list[Load | Save] = []
@@ -222,12 +226,20 @@ class Hierarchy:
         if whole:
             self._promote(load, whole, tier)
             self._settle(load, whole, Outcome.OK)
+            self._used([load.blocks[i].key for i in whole], tier + 1)
         failed: dict[Outcome, list[int]] = {}
         for i, outcome in zip(indices, outcomes, strict=True):
             if outcome is not Outcome.OK:
                 failed.setdefault(outcome, []).append(i)
         for outcome, rest in failed.items():
             self._send(load, rest, tier + 1, outcome)
+
+    def _used(self, keys: Sequence[bytes], first: int) -> None:
+        """What is hit in a near tier stays young in those behind it: it should survive a restart, and RAM's limit."""
+        for index in range(first, len(self.tiers)):
+            if self.tiers[index].local:
+                # As a save of nothing: it may wait, and when the tier is behind it may be left out.
+                self._lanes[index].save(lambda store=self.tiers[index].store: store.used(keys), 1)  # type: ignore[misc]
 
     def _account(self, load: Load, whole: Sequence[int], tier: int) -> None:
         seconds = monotonic() - load.started

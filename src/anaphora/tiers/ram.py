@@ -103,6 +103,12 @@ class RamTier:
         with self._lock:
             self._free.append(slot)
 
+    def used(self, keys: Sequence[bytes]) -> None:
+        with self._lock:
+            for key in keys:
+                if (entry := self._residents.get(key)) is not None:
+                    self._residents.touch(entry)
+
     def borrow(self, block: BlockMeta) -> tuple[RamEntry, memoryview] | None:
         """Pin a block and look at its bytes, which stay until `give_back`. None when it is not here."""
         with self._lock:

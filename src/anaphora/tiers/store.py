@@ -143,6 +143,9 @@ class BlockStore(Protocol):
     def discard(self, keys: Sequence[bytes]) -> None:
         """Forget these; unknown keys are no error."""
 
+    def used(self, keys: Sequence[bytes]) -> None:
+        """These were hit nearer by: they are not to grow old here. Unknown keys are no error."""
+
     def stats(self) -> TierStats:
         """A snapshot. Immediate."""
 

@@ -68,6 +68,9 @@ class RemoteTier:
         if keys:
             self._asked(lambda: self._store.delete(keys))
 
+    def used(self, keys: Sequence[bytes]) -> None:
+        """Nothing: a shared store keeps its own order."""
+
     def keep_locally(self, keys: Sequence[bytes]) -> list[bool]:
         """Count a read of each block, and say which are read so often that a copy should stay in a local tier."""
         return self._hot.count(keys)
