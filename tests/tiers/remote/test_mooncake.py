@@ -1,0 +1,192 @@
+"""MooncakeStore against a real master and a real holder of memory, each a process of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from anaphora.tiers.memory import page_buffer
+from anaphora.tiers.remote.deadline import Deadline
+from anaphora.tiers.remote.registry import open_remote
+from anaphora.tiers.remote.tier import RemoteTier
+from anaphora.tiers.remote.workers import Workers
+from anaphora.tiers.store import Outcome, RemoteStore, StoreError
+from support.remote import Mooncake, free_port, mooncake, until, why_no_mooncake
+from support.stored_blocks import chain, payload, payloads, room
+
+pytestmark = pytest.mark.skipif(bool(why_no_mooncake()), reason=why_no_mooncake())
+
+MOST_SECONDS = 10
+"""Of one operation with a timeout of 0.5 s, on a machine that may be busy."""
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mooncake]:
+    with mooncake(tmp_path_factory.mktemp("mooncake"), 128 << 20) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def store(cluster: Mooncake) -> Iterator[RemoteStore]:
+    store = open_remote(f"mooncake://{cluster.address}?timeout=10")
+    yield store
+    store.close()
+
+
+def put(store: RemoteStore, key: bytes, data: bytes) -> bool:
+    return store.write([key], [[memoryview(data)]])[0]
+
+
+def get(store: RemoteStore, key: bytes, size: int) -> bytes | int | None:
+    room = bytearray(size)
+    length = store.read([key], [[memoryview(room)]])[0]
+    return bytes(room) if length == size else length
+
+
+@pytest.mark.parametrize("size", [2, 100, 368_640, 9 << 20, 20 << 20])
+def test_what_is_written_is_read(store: RemoteStore, size: int) -> None:
+    key, data = os.urandom(16), os.urandom(size)
+    assert store.contains([key]) == [False]
+    assert get(store, key, size) is None
+    assert put(store, key, data)
+    assert store.contains([os.urandom(16), key]) == [False, True]
+    assert get(store, key, size) == data
+    assert get(store, key, size + 1) == size
+    assert get(store, key, size // 2) == size
+    store.delete([key, os.urandom(16)])
+    assert store.contains([key]) == [False]
+
+
+def test_a_batch_of_several_steps_gathered_and_scattered(store: RemoteStore) -> None:
+    sizes = [3 << 20, 17, 6 << 20, 5 << 20, 1000, 7 << 20]
+    keys, data = [os.urandom(16) for _ in sizes], [os.urandom(size) for size in sizes]
+    assert store.write(keys, [[memoryview(value)[:10], memoryview(value)[10:]] for value in data]) == [True] * 6
+    rooms = [[bytearray(7), bytearray(size - 7)] for size in sizes]
+    missing = os.urandom(16)
+    views = [[memoryview(room) for room in pair] for pair in rooms]
+    assert store.read([*keys, missing], [*views, [memoryview(bytearray(5))]]) == [*sizes, None]
+    assert [b"".join(pair) for pair in rooms] == data
+    store.delete(keys)
+
+
+def test_registered_memory_is_written_from_where_it_is(store: RemoteStore) -> None:
+    memory = page_buffer(4 << 20)
+    memory[:] = os.urandom(4 << 20)
+    store.register(memory)
+    keys = [os.urandom(16) for _ in range(4)]
+    parts = [[memoryview(b"head"), memory[i << 20 : (i + 1) << 20]] for i in range(4)]
+    assert store.write(keys, parts) == [True] * 4
+    for i, key in enumerate(keys):
+        assert get(store, key, (1 << 20) + 4) == b"head" + memory[i << 20 : (i + 1) << 20]
+    store.delete(keys)
+
+
+def test_a_value_that_no_arena_holds_is_refused(store: RemoteStore) -> None:
+    huge = memoryview(bytearray((64 << 20) + 1))
+    key = os.urandom(16)
+    assert store.write([key], [[huge]]) == [False]
+    assert store.read([key], [[huge]]) == [None]
+
+
+def test_two_servers_share_blocks(cluster: Mooncake, store: RemoteStore) -> None:
+    one, two = RemoteTier(store), RemoteTier(open_remote(f"mooncake://{cluster.address}?timeout=10"))
+    blocks = chain("mooncake", 12)
+    assert one.save(blocks, payloads(blocks)) == [Outcome.OK] * 12
+    views = room(12)
+    assert two.load(blocks, views) == [Outcome.OK] * 12
+    assert views == payloads(blocks)
+    two.discard([block.key for block in blocks])
+    assert one.contains([block.key for block in blocks]) == [False] * 12
+    two.close()
+
+
+def test_a_corrupt_value_is_removed_and_written_anew(store: RemoteStore) -> None:
+    """Mooncake keeps the old bytes of a key that is put again, so what is corrupt must really go."""
+    tier = RemoteTier(store)
+    block = chain("corrupt", 1)[0]
+    tier.save([block], payloads([block]))
+    size = store.read([block.key], [[memoryview(bytearray(1))]])[0]
+    assert size is not None
+    good = get(store, block.key, size)
+    assert isinstance(good, bytes)
+    for at in (0, 20, 100, 210, size // 2, size - 1):
+        bad = bytearray(good)
+        bad[at] ^= 4
+        store.delete([block.key])
+        assert put(store, block.key, bytes(bad))
+        assert tier.load([block], room(1)) == [Outcome.CORRUPT]
+        assert tier.load([block], room(1)) == [Outcome.MISS]
+        assert tier.save([block], payloads([block])) == [Outcome.OK]
+        views = room(1)
+        assert tier.load([block], views) == [Outcome.OK]
+        assert views[0] == payload(block)
+
+
+def test_a_full_store_says_no(tmp_path: Path) -> None:
+    with mooncake(tmp_path, 16 << 20) as small:
+        store = open_remote(f"mooncake://{small.address}?timeout=10")
+        keys, data = [os.urandom(16) for _ in range(5)], os.urandom(5 << 20)
+        # what was just read is under a lease, so it cannot be evicted for the next
+        stored = [put(store, key, data) and get(store, key, len(data)) == data for key in keys]
+        assert stored[0]
+        assert not all(stored)
+        assert get(store, keys[0], len(data)) == data
+        store.close()
+
+
+def test_no_master_costs_the_timeout() -> None:
+    tier = RemoteTier(open_remote(f"mooncake://127.0.0.1:{free_port()}?timeout=0.5"))
+    start = time.monotonic()
+    assert tier.load(chain("none", 1), room(1)) == [Outcome.FAILED]
+    assert tier.contains([chain("none", 1)[0].key]) == [False]
+    assert time.monotonic() - start < MOST_SECONDS
+    assert tier.stats().failed == 1
+    tier.close()
+
+
+def test_holder_and_master_that_stop_and_go(tmp_path: Path) -> None:
+    with mooncake(tmp_path, 64 << 20) as cluster:
+        tier = RemoteTier(open_remote(f"mooncake://{cluster.address}?timeout=0.5"))
+        blocks = chain("stopped", 2)
+        until(lambda: tier.save(blocks, payloads(blocks)) == [Outcome.OK] * 2, 20)
+        for process in (cluster.holder, cluster.master):
+            process.send_signal(signal.SIGSTOP)
+            try:
+                start = time.monotonic()
+                views = room(2)
+                assert Outcome.OK not in tier.load(blocks, views)
+                assert time.monotonic() - start < MOST_SECONDS
+            finally:
+                process.send_signal(signal.SIGCONT)
+            time.sleep(0.5)
+            assert views == room(2), "what comes too late must not reach the caller's memory"
+        start = time.monotonic()
+        tier.close()
+        assert time.monotonic() - start < MOST_SECONDS
+
+
+def test_a_worker_that_is_stuck_rests_and_comes_back() -> None:
+    workers = Workers("test", 1, 4096, rest=0.2)
+    go = threading.Event()
+    worker = workers.lend(Deadline(1))
+    job = worker.start(go.wait)
+    with pytest.raises(TimeoutError, match="no answer within"):
+        job.result(Deadline(0.05))
+    worker.clean = False
+    workers.give_back(worker)
+    with pytest.raises(StoreError, match="earlier calls"):
+        workers.lend(Deadline(5))
+    go.set()
+    until(lambda: job.done and worker.ready, 5)
+    assert workers.lend(Deadline(1)) is worker
+    with pytest.raises(StoreError, match="allow more"):
+        workers.lend(Deadline(0.05))
+    worker.clean = True
+    workers.give_back(worker)
+    assert workers.lend(Deadline(1)).start(lambda: 7).result(Deadline(1)) == 7
