@@ -14,6 +14,7 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from types import ModuleType
 
 import numpy as np
 import torch
@@ -75,10 +76,16 @@ def best(works: list[Callable[[], object]], repeat: int) -> list[float]:
     return [min(column) for column in zip(*times, strict=True)]
 
 
+def load() -> ModuleType:
+    kernels = native.load()
+    if kernels is None:
+        raise SystemExit(native.missing())
+    return kernels
+
+
 def decoder(shape: Shape):  # type: ignore[no-untyped-def]
     """A program of the shape's linear layers; (program, bytes of weights, float operations per row)."""
-    kernels = native.load()
-    assert kernels is not None, native.missing()
+    kernels = load()
     program = kernels.Program()
     hidden, attended, qkv, inner = map(program.buffer, (shape.hidden, shape.queries, shape.qkv, shape.inner))
     generator = torch.Generator().manual_seed(0)
@@ -112,7 +119,7 @@ def runner(program, rows: int, logits: bool, vocabulary: int) -> Callable[[], No
 
 
 def measure(shape: Shape, repeat: int, few: tuple[int, ...], many: tuple[int, ...]) -> list[Figure]:
-    kernels = native.load()
+    kernels = load()
     program, body, head = decoder(shape)
     memory = np.ones(1 << 28, np.uint8)
     works: list[Callable[[], object]] = [lambda: kernels.read(memory)]
@@ -141,9 +148,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--shape", default="")
     options = parser.parse_args()
-    figures = [
-        f for shape in SHAPES if options.shape in shape.name for f in measure(shape, options.repeat, FEW, MANY)
-    ]
+    figures = [f for shape in SHAPES if options.shape in shape.name for f in measure(shape, options.repeat, FEW, MANY)]
     if options.json:
         print(json.dumps([asdict(figure) | {"share": figure.share} for figure in figures], indent=1))
         return
