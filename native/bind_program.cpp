@@ -142,11 +142,13 @@ void check_step(const Program &program, const Step *step, int64_t rows) {
 }
 
 void run(Program &program, std::shared_ptr<Step> step, const In<int64_t, 1> &token_ids, const In<int64_t, 1> &positions,
-         const In<int32_t, 1> &wanted, const nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu> &logits) {
+         const In<int32_t, 1> &wanted, const nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu> &logits,
+         const std::optional<nb::ndarray<int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>> &best) {
     const auto rows = static_cast<int64_t>(token_ids.size());
     check(rows < (int64_t{1} << 24), "too many tokens in one step");
     check(static_cast<int64_t>(positions.size()) == rows, "one position per token");
     check(logits.shape(0) == wanted.size(), "one row of logits per wanted row");
+    check(!best || best->size() == wanted.size(), "one best token per wanted row");
     check(static_cast<int64_t>(logits.shape(1)) == program.vocabulary(), "a row of logits has one value per token of the vocabulary");
     for (int64_t i = 0; i < rows; ++i)
         check(token_ids.data()[i] >= 0 && token_ids.data()[i] < program.embeddings(), "a token id outside of the embedding");
@@ -155,7 +157,8 @@ void run(Program &program, std::shared_ptr<Step> step, const In<int64_t, 1> &tok
     if (program.attention_layers() > 0) check_step(program, step.get(), rows);
     nb::gil_scoped_release release;
     program.run({step.get(), static_cast<int>(rows), token_ids.data(), positions.data(),
-                 static_cast<int>(wanted.size()), wanted.data(), logits.data()});
+                 static_cast<int>(wanted.size()), wanted.data(), logits.data(),
+                 best ? best->data() : nullptr});
 }
 
 nb::object values(Program &program, Buffer buffer) {
@@ -192,7 +195,8 @@ void bind_program(nb::module_ &m) {
              "softcap"_a = nb::none(), "norm"_a = nb::none(), "norm_over"_a = "head", "norm_eps"_a = 0.0f)
         .def("logits", logits, "x"_a, "weights"_a, nb::kw_only(), "norm"_a = nb::none(), "norm_eps"_a = 0.0f,
              "scale"_a = 1.0f, "softcap"_a = nb::none())
-        .def("run", run, "step"_a.none(), "token_ids"_a, "positions"_a, "wanted"_a, "logits"_a)
+        .def("run", run, "step"_a.none(), "token_ids"_a, "positions"_a, "wanted"_a, "logits"_a,
+             "best"_a = nb::none())
         .def("values", values, "buffer"_a);
 }
 

@@ -24,6 +24,8 @@ struct ElementwiseKernels {
     void (*norm)(const float *x, const float *weight, int64_t width, float eps, float scale, bool adds, float *out);
     // Norm, then turn by cos and sin [half]; in place.
     void (*rotate)(const RotaryOp &op, float *qk, const float *cos, const float *sin);
+    // The lowest index of the largest value; NaN counts as larger than any.
+    int64_t (*argmax)(const float *x, int64_t width);
     // Reads whole cache lines of memory and does nothing with them; for measuring.
     uint32_t (*read)(const void *memory, int64_t bytes);
 };

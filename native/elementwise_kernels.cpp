@@ -68,6 +68,40 @@ void embed(const Weights &weights, int64_t token, float scale, float *out) {
     }
 }
 
+int64_t argmax(const float *x, int64_t width) {
+    vf best = splat(-__builtin_inff());
+    vi at{}, unordered{}, index;
+    for (int i = 0; i < kLanes; ++i) index[i] = i;
+    int64_t i = 0;
+    for (; i + kLanes <= width; i += kLanes, index += kLanes) {
+        const vf v = load<vf>(x + i);
+        const vi better = v > best;
+        best = select(better, v, best);
+        at = better ? index : at;
+        unordered |= v != v;
+    }
+    float largest_value = best[0];
+    int64_t found = at[0];
+    int32_t nan = unordered[0];
+    for (int lane = 1; lane < kLanes; ++lane) {
+        nan |= unordered[lane];
+        if (best[lane] > largest_value || (best[lane] == largest_value && at[lane] < found)) {
+            largest_value = best[lane];
+            found = at[lane];
+        }
+    }
+    for (; i < width; ++i) {
+        nan |= x[i] != x[i];
+        if (x[i] > largest_value) {
+            largest_value = x[i];
+            found = i;
+        }
+    }
+    if (!nan) return found;
+    for (found = 0; x[found] == x[found];) ++found;
+    return found;
+}
+
 uint32_t read(const void *memory, int64_t bytes) {
     vu bits[4]{};
     const auto *from = static_cast<const char *>(memory);
@@ -86,6 +120,6 @@ uint32_t read(const void *memory, int64_t bytes) {
 extern const int lanes;
 const int lanes = kLanes;
 extern const anaphora::ElementwiseKernels elementwise_kernels;
-const anaphora::ElementwiseKernels elementwise_kernels{embed, norm, rotate, read};
+const anaphora::ElementwiseKernels elementwise_kernels{embed, norm, rotate, argmax, read};
 
 }  // namespace ANAPHORA_TARGET

@@ -90,6 +90,11 @@ void Program::job(const Context &context, Worker &worker) {
     Thread &own = threads_[worker.index];
     const LinearRows rows{row(logits_->x, 0), width(logits_->x), inputs.logits, vocabulary(), inputs.wanted};
     multiply(context.target, logits_->linear, rows, inputs.logit_rows, worker, own.packed, own.sums);
+    if (!inputs.best) return;
+    worker.barrier();
+    each_row(worker, inputs.logit_rows, [&](int at) {
+        inputs.best[at] = context.target.elementwise->argmax(inputs.logits + at * vocabulary(), vocabulary());
+    });
 }
 
 // cos and sin of the step's positions. In float32 and in the order of engine/models/rope.py.

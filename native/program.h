@@ -59,6 +59,7 @@ struct Inputs {
     int logit_rows;
     const int32_t *wanted;
     float *logits;  // [logit_rows][outputs of the program's logits]
+    int64_t *best = nullptr;  // [logit_rows]: the token of each row's largest logit, if wanted
 };
 
 // Not safe for several threads at once.

@@ -178,10 +178,20 @@ class Program:
     ) -> None:
         """The last operation, for the wanted rows only: norm, product, * scale, softcap * tanh(y / softcap)."""
 
-    def run(self, step: Step | None, token_ids: Array, positions: Array, wanted: Array, logits: Array) -> None:
+    def run(
+        self,
+        step: Step | None,
+        token_ids: Array,
+        positions: Array,
+        wanted: Array,
+        logits: Array,
+        best: Array | None = None,
+    ) -> None:
         """token_ids, positions int64 [T]; wanted int32 [W], numbers of rows; logits float32 [W, vocabulary], written.
 
-        State changes: logits, and the storage of the step. Raises ValueError, with nothing changed, for a token id
+        best int64 [W], written: the lowest token id of each row's largest logit; NaN counts as larger than any.
+
+        State changes: logits, best, and the storage of the step. Raises ValueError, with nothing changed, for a token id
         or a row that is not there, and without a step when the program attends.
         """
 

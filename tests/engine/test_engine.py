@@ -258,7 +258,7 @@ def test_a_broken_step_ends_its_requests_and_the_engine_goes_on(folder: Path, mo
         raise RuntimeError("out of memory")
 
     with monkeypatch.context() as patch:
-        patch.setattr(engine.runner, "execute", broken)
+        patch.setattr(engine.runner, "step", broken)
         engine.add("a", list(range(50)), GREEDY)
         (output,) = engine.step()
     assert output.finish_reason == "error"

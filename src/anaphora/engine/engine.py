@@ -6,7 +6,6 @@ import logging
 import secrets
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from anaphora.blocks.hashing import HashChain, Namespace
 from anaphora.blocks.manager import KVCacheManager
@@ -15,7 +14,7 @@ from anaphora.engine.config import EngineConfig
 from anaphora.engine.output_text import OutputText, TextDelta
 from anaphora.engine.params import FinishReason, RequestOutput, SamplingParams
 from anaphora.engine.request import Request
-from anaphora.engine.runner import ModelRunner
+from anaphora.engine.runner import ModelRunner, StepLogits
 from anaphora.engine.sampler import SampleFailure, SampleRow, sample
 from anaphora.engine.scheduler import Scheduler
 from anaphora.engine.stats import EngineStats
@@ -23,9 +22,6 @@ from anaphora.engine.tokenizer import Tokenizer
 from anaphora.errors import ContextTooLong, CorruptModel, InvalidRequest, RequestNeverFits
 from anaphora.geometry.layout import CacheLayout
 from anaphora.types import BlockId, RequestId
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 logger = logging.getLogger(__name__)
 
@@ -163,7 +159,7 @@ class Engine:
         if not batch.rows:
             return []
         try:
-            logits = self.runner.execute(batch)
+            step = self.runner.step(batch)
         except Exception as error:
             logger.exception("a step of %d tokens failed", batch.num_tokens)
             self.failed_steps += 1
@@ -172,7 +168,7 @@ class Engine:
         else:
             self.failed_steps = 0
             self.scheduler.update(batch)
-            outputs = self._sample(batch, logits)
+            outputs = self._sample(batch, step)
             self.stats.computed_tokens += batch.num_tokens
         self.stats.step_time.observe(time.monotonic() - began)
         self._update_gauges()
@@ -191,13 +187,13 @@ class Engine:
                 "config.json does not belong to them (fetch the model again), or --dtype float32 is needed"
             )
 
-    def _sample(self, batch: Batch, logits: Tensor) -> list[RequestOutput]:
+    def _sample(self, batch: Batch, step: StepLogits) -> list[RequestOutput]:
         requests = [self.scheduler.requests[row.request_id] for row in batch.rows if row.sample]
         eos = self.tokenizer.eos_token_ids
         rows = [SampleRow(r.params, r.prompt_ids, r.output_ids, r.seed, eos) for r in requests]
         now = time.monotonic()
         outputs = []
-        for request, choice in zip(requests, sample(logits, rows), strict=True):
+        for request, choice in zip(requests, sample(step.logits, rows, step.best), strict=True):
             if isinstance(choice, SampleFailure):
                 self._finish(request, "error")
                 outputs.append(self._output(request, TextDelta(), "error", error=choice.reason))

@@ -7,9 +7,11 @@ LayerwiseExecutor    a `Decoder`, which hands every layer's query, key and value
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from anaphora.engine.attention import AttentionBackend
@@ -17,11 +19,18 @@ from anaphora.engine.batch import Batch
 from anaphora.engine.models.protocol import Decoder
 from anaphora.storage.paged import PagedStorage
 
-Compute = Callable[[], Tensor]
-"""-> logits [rows with sample=True, vocab_size] float32, in the order of the rows.
 
-State changes: the storage; afterwards it holds keys and values of every token of every row.
-"""
+class StepLogits(NamedTuple):
+    """Of the rows with sample=True, in their order."""
+
+    logits: Tensor
+    """[N, vocab_size] float32"""
+    best: NDArray[np.int64] | None
+    """[N]: the lowest token id of each row's largest logit, where the executor knows it; NaN counts as largest."""
+
+
+Compute = Callable[[], StepLogits]
+"""State changes: the storage; afterwards it holds keys and values of every token of every row."""
 
 
 class StepExecutor(Protocol):
@@ -40,10 +49,14 @@ class ModelRunner:
         self._storage = storage
 
     @torch.inference_mode()
-    def execute(self, batch: Batch) -> Tensor:
+    def step(self, batch: Batch) -> StepLogits:
         """Copies, then the step: see Compute."""
         self._storage.copy(batch.copies)
         return self.executor.begin(batch)()
+
+    def execute(self, batch: Batch) -> Tensor:
+        """`step`, its logits alone."""
+        return self.step(batch).logits
 
 
 class LayerwiseExecutor:
@@ -60,8 +73,8 @@ class LayerwiseExecutor:
         token_ids, positions, wanted = tensor(batch.token_ids), tensor(batch.positions), tensor(batch.wanted)
         attend = self._attention.begin(batch)
 
-        def compute() -> Tensor:
+        def compute() -> StepLogits:
             hidden = self._decoder.forward(token_ids, positions, attend)
-            return self._decoder.logits(hidden[wanted])
+            return StepLogits(self._decoder.logits(hidden[wanted]), None)
 
         return compute

@@ -62,13 +62,13 @@ Sample: TypeAlias = TokenLogprob | int | SampleFailure
 """A bare token id when `logprobs` is None: then no log probability is computed."""
 
 
-def sample(logits: torch.Tensor, rows: Sequence[SampleRow]) -> list[Sample]:
-    """The next token of each row.
+def sample(logits: torch.Tensor, rows: Sequence[SampleRow], best: NDArray[np.int64] | None = None) -> list[Sample]:
+    """The next token of each row. `best` [N]: the lowest id of each row's largest logit, where that is known already.
 
     `logits` is float32 [N, V], on any device, row i for rows[i]; it is not changed. -inf means "never". A row with
     NaN or +inf, or with nothing left to choose from, gives a SampleFailure; the other rows are not affected.
     """
-    best, finite = _argmax(logits)
+    best, finite = _argmax(logits, best)
     return [
         _sample_row(logits[i], int(best[i]), row) if finite[i] else SampleFailure(_NOT_FINITE)
         for i, row in enumerate(rows)
@@ -82,11 +82,11 @@ _NOT_FINITE = (
 _NOTHING_LEFT = "logit_bias, min_tokens or stop_token_ids rule out every token: loosen them."
 
 
-def _argmax(logits: torch.Tensor) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+def _argmax(logits: torch.Tensor, known: NDArray[np.int64] | None) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """The lowest id of each row's largest logit [N], and whether that logit is finite [N] (NaN counts as largest)."""
     if logits.device.type == "cpu":
         host = logits.numpy()
-        ids = host.argmax(axis=1)
+        ids = host.argmax(axis=1) if known is None else known
         return ids, np.isfinite(host[np.arange(len(ids)), ids])
     best = logits.argmax(dim=1)
     return best.cpu().numpy(), logits.gather(1, best[:, None])[:, 0].isfinite().cpu().numpy()

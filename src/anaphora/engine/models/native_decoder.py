@@ -6,14 +6,13 @@ from types import ModuleType
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from anaphora.engine.batch import Batch
 from anaphora.engine.models.native_program import Recorder
 from anaphora.engine.models.spec import DecoderSpec
 from anaphora.engine.models.weights import WeightReader
 from anaphora.engine.native_attention import NativeStorage
-from anaphora.engine.runner import Compute
+from anaphora.engine.runner import Compute, StepLogits
 
 
 class NativeDecoder:
@@ -39,9 +38,10 @@ class NativeExecutor:
         token_ids, positions = np.array(batch.token_ids, np.int64), np.array(batch.positions, np.int64)
         wanted = np.array(batch.wanted, np.int32)
 
-        def compute() -> Tensor:
+        def compute() -> StepLogits:
             logits = torch.empty(len(wanted), self._decoder.vocab_size)
-            self._decoder.program.run(step, token_ids, positions, wanted, logits)
-            return logits
+            best = np.empty(len(wanted), np.int64)
+            self._decoder.program.run(step, token_ids, positions, wanted, logits, best)
+            return StepLogits(logits, best)
 
         return compute
