@@ -87,7 +87,10 @@ class DiskTier:
 
     def load(self, blocks: Sequence[BlockMeta], into: Sequence[memoryview]) -> list[Outcome]:
         start = time.perf_counter()
-        outcomes = [self._load(block, view) for block, view in zip(blocks, into, strict=True)]
+        reasons: list[str] = []
+        outcomes = [self._load(block, view, reasons) for block, view in zip(blocks, into, strict=True)]
+        if reasons:  # one line, however many there are
+            log.warning("%d blocks of %s are removed: %s", len(reasons), self.directory, reasons[0])
         self._counters.loaded(outcomes, [view.nbytes for view in into], time.perf_counter() - start)
         return outcomes
 
@@ -138,7 +141,7 @@ class DiskTier:
 
     # Loading
 
-    def _load(self, block: BlockMeta, into: memoryview) -> Outcome:
+    def _load(self, block: BlockMeta, into: memoryview, reasons: list[str]) -> Outcome:
         with self._lock:
             entry = self._residents.get(block.key)
             if entry is None:
@@ -151,10 +154,10 @@ class DiskTier:
             segment.read(slot, block, into)
         except CorruptBlock as error:
             outcome = Outcome.CORRUPT
-            log.warning("a block of %s is removed: %s", segment.path, error)
+            reasons.append(f"{segment.path.name}, slot {slot}: {error}")
         except OSError as error:
             outcome = Outcome.FAILED
-            log.warning("a block of %s is removed: it cannot be read: %s", segment.path, error.strerror)
+            reasons.append(f"{segment.path.name}, slot {slot}: {error.strerror}")
         if outcome is Outcome.OK:
             self._note_use(entry)
         else:
