@@ -65,31 +65,58 @@ void locate(const Tile &tile, const Segment &segment, bool keys, Source &source)
     }
 }
 
+// The compiler would keep what it has read through the pointer in registers; there are none left.
+template <typename T>
+INLINE void forget(T *&pointer) {
+    asm("" : "+r"(pointer));
+}
+
+// Tiles of R rows are 2 * kPairs<R> vectors wide.
+template <int R>
+constexpr int kPairs = R * 4 <= 2 * kMost ? 2 : 1;
+// So few rows wait for memory: ask for it early.
+template <int R>
+constexpr bool kAhead = R <= 3;
+constexpr int kTilesAhead = 2;
+
+// Calls fn<0>() ... fn<N - 1>().
+template <int N, typename Fn>
+INLINE void each(Fn &&fn) {
+    if constexpr (N > 0) {
+        each<N - 1>(fn);
+        fn.template operator()<N - 1>();
+    }
+}
+
 // Scores of R rows and the tokens of groups first .. end - 1.
 template <typename Reader, int R>
 NOINLINE void score(const Source &source, int units, const float *query, int64_t stride, int first, int end, float *scores) {
-    constexpr int V = R * 4 <= 2 * kMost ? 4 : 2, per = kGroup / kLanes;
+    constexpr int P = kPairs<R>, V = 2 * P, per = kGroup / kLanes;
     const int vectors = end * per;
     for (int x = first * per; x < vectors; x += V) {
         const uint8_t *base[V], *ahead[V];
         UNROLL for (int v = 0; v < V; ++v) {
-            const int own = x + v < vectors ? x + v : vectors - 1, next = own + V < vectors ? own + V : vectors - 1;
+            const unsigned own = x + v < vectors ? x + v : vectors - 1, next = x + v + kTilesAhead * V < vectors ? x + v + kTilesAhead * V : vectors - 1;
             base[v] = source.group[own / per] + own % per * kLanes * Reader::unit_bytes;
             ahead[v] = source.group[next / per] + next % per * kLanes * Reader::unit_bytes;
         }
         vf sums[R][V] = {};
         const float *q = query;
         for (int64_t u = 0, at = 0; u < units; ++u, at += source.step, q += Reader::unit) {
-            vf key[V][Reader::unit];
-            UNROLL for (int v = 0; v < V; ++v) {
-                Reader::load(base[v] + at, key[v]);
-                if (R <= 3 && v % per == 0) __builtin_prefetch(ahead[v] + at);
+            UNROLL for (int p = 0; p < V; p += 2) {
+                if (kAhead<R>)
+                    UNROLL for (int v = p; v < p + 2; v += per) __builtin_prefetch(ahead[v] + at);
+                each<Reader::unit>([&]<int e>() {
+                    const vf left = Reader::template element<e>(base[p] + at);
+                    const vf right = Reader::template element<e>(base[p + 1] + at);
+                    UNROLL for (int r = 0; r < R; ++r) {
+                        const vf factor = splat(q[r * stride + e]);
+                        sums[r][p] = fma(factor, left, sums[r][p]);
+                        sums[r][p + 1] = fma(factor, right, sums[r][p + 1]);
+                    }
+                });
+                if (P > 1) forget(q);
             }
-            UNROLL for (int e = 0; e < Reader::unit; ++e)
-                UNROLL for (int r = 0; r < R; ++r) {
-                    const vf factor = splat(q[r * stride + e]);
-                    UNROLL for (int v = 0; v < V; ++v) sums[r][v] = fma(factor, key[v][e], sums[r][v]);
-                }
         }
         UNROLL for (int v = 0; v < V; ++v)
             if (x + v < vectors)
@@ -99,31 +126,30 @@ NOINLINE void score(const Source &source, int units, const float *query, int64_t
 
 // Adds the values of tokens first .. end - 1 to N panels of R rows.
 template <typename Reader, int R, int N>
-NOINLINE void mix(const Source &source, const int64_t *offset, int first, int end, const float *weights, float *mixed, int64_t stride) {
-    vf sums[R][N][2];
+NOINLINE void mix(const Source &source, const int64_t *offset, int first, int end, int last, const float *weights, float *mixed, int64_t stride) {
+    vf sums[R][2 * N];
     UNROLL for (int r = 0; r < R; ++r)
-        UNROLL for (int n = 0; n < N; ++n)
-            UNROLL for (int v = 0; v < 2; ++v) sums[r][n][v] = load<vf>(mixed + r * stride + n * kPanelDims + v * kLanes);
+        UNROLL for (int v = 0; v < 2 * N; ++v) sums[r][v] = load<vf>(mixed + r * stride + v * kLanes);
     for (int g = first / kGroup; g * kGroup < end; ++g) {
         const int from = first > g * kGroup ? first : g * kGroup, to = end < (g + 1) * kGroup ? end : (g + 1) * kGroup;
         const uint8_t *token = source.group[g] + (from - g * kGroup) * source.step;
-        const int64_t ahead = (g + 1) * kGroup < end ? source.group[g + 1] - source.group[g] : 0;
-        for (int t = from; t < to; ++t, token += source.step) {
-            vf value[N][2];
+        const int64_t ahead = (g + kChunk / kGroup) * kGroup < last ? source.group[g + kChunk / kGroup] - source.group[g] : 0;
+        const float *weight = weights + from;
+        for (int t = from; t < to; ++t, token += source.step, ++weight)
             UNROLL for (int n = 0; n < N; ++n) {
-                Reader::panel(token + offset[n], value[n]);
-                if (R <= 3) __builtin_prefetch(token + offset[n] + ahead);
+                const uint8_t *panel = token + offset[n];
+                if (kAhead<R>) __builtin_prefetch(panel + ahead);
+                const vf left = Reader::template half<0>(panel), right = Reader::template half<1>(panel);
+                UNROLL for (int r = 0; r < R; ++r) {
+                    const vf factor = splat(weight[r * kPartition]);
+                    sums[r][2 * n] = fma(factor, left, sums[r][2 * n]);
+                    sums[r][2 * n + 1] = fma(factor, right, sums[r][2 * n + 1]);
+                }
+                if (N > 1) forget(weight);
             }
-            UNROLL for (int r = 0; r < R; ++r) {
-                const vf weight = splat(weights[r * kPartition + t]);
-                UNROLL for (int n = 0; n < N; ++n)
-                    UNROLL for (int v = 0; v < 2; ++v) sums[r][n][v] = fma(weight, value[n][v], sums[r][n][v]);
-            }
-        }
     }
     UNROLL for (int r = 0; r < R; ++r)
-        UNROLL for (int n = 0; n < N; ++n)
-            UNROLL for (int v = 0; v < 2; ++v) store(mixed + r * stride + n * kPanelDims + v * kLanes, sums[r][n][v]);
+        UNROLL for (int v = 0; v < 2 * N; ++v) store(mixed + r * stride + v * kLanes, sums[r][v]);
 }
 
 // Calls fn<R>(row) so that rows first .. end - 1 are covered.
@@ -156,7 +182,7 @@ struct Range {
 };
 
 // The segment's tokens that any of the rows sees.
-Range seen(const Tile &tile, const Segment &segment, int row, int rows) {
+INLINE Range seen(const Tile &tile, const Segment &segment, int row, int rows) {
     Range range{kPartition, 0};
     for (int r = row; r < row + rows; ++r)
         if (tile.begin[r] < tile.end[r]) {
@@ -180,10 +206,10 @@ void decode_keys(const Source &source, int units, int first, int end, float *dec
         into.group[g] = reinterpret_cast<const uint8_t *>(decoded);
         for (int u = 0; u < units; ++u)
             UNROLL for (int v = 0; v < kGroup / kLanes; ++v) {
-                vf key[Reader::unit];
-                Reader::load(source.group[g] + u * source.step + v * kLanes * Reader::unit_bytes, key);
-                UNROLL for (int e = 0; e < Reader::unit; ++e)
-                    store(decoded + (u * Reader::unit + e) * kGroup + v * kLanes, key[e]);
+                const uint8_t *from = source.group[g] + u * source.step + v * kLanes * Reader::unit_bytes;
+                each<Reader::unit>([&]<int e>() {
+                    store(decoded + (u * Reader::unit + e) * kGroup + v * kLanes, Reader::template element<e>(from));
+                });
             }
     }
 }
@@ -234,10 +260,9 @@ void decode_values(const Source &source, int dim, int first_dim, int first, int 
         float *to = decoded + t * kPanelDims;
         if (t % kGroup == 0 || t == first) into.group[t / kGroup] = reinterpret_cast<const uint8_t *>(decoded + t / kGroup * kGroup * kPanelDims);
         if (whole) {
-            vf value[2];
-            Reader::panel(token + first_dim / Reader::unit * Reader::unit_bytes, value);
-            store(to, value[0]);
-            store(to + kLanes, value[1]);
+            const uint8_t *panel = token + first_dim / Reader::unit * Reader::unit_bytes;
+            store(to, Reader::template half<0>(panel));
+            store(to + kLanes, Reader::template half<1>(panel));
         } else {
             for (int v = 0; v < 2; ++v)
                 for (int i = 0; i < kLanes; ++i) {
@@ -260,7 +285,7 @@ void mix_of(const Tile &tile, const Segment &segment) {
     float *const mixed = tile.scratch.mixed;
     if (segment.rows <= kDirect && padded<Reader>(tile.value_dim) >= kPanelDims) {
         by_rows(segment.first_row, last, [&]<int R>(int row) {
-            constexpr int N = R * 2 <= kMost ? 2 : 1;
+            constexpr int N = kPairs<R>;
             for (int t = all.begin; t < all.end; t = (t / kChunk + 1) * kChunk) {
                 const int end = (t / kChunk + 1) * kChunk < all.end ? (t / kChunk + 1) * kChunk : all.end;
                 for (int p = 0; p < panels;) {
@@ -270,10 +295,10 @@ void mix_of(const Tile &tile, const Segment &segment) {
                     const float *w = weights + row * kPartition;
                     float *to = mixed + row * stride + p * kPanelDims;
                     if (p + N <= panels) {
-                        mix<Reader, R, N>(source, offset, t, end, w, to, stride);
+                        mix<Reader, R, N>(source, offset, t, end, all.end, w, to, stride);
                         p += N;
                     } else {
-                        mix<Reader, R, 1>(source, offset, t, end, w, to, stride);
+                        mix<Reader, R, 1>(source, offset, t, end, all.end, w, to, stride);
                         p += 1;
                     }
                 }
@@ -288,9 +313,23 @@ void mix_of(const Tile &tile, const Segment &segment) {
         decode_values<Reader>(source, tile.value_dim, first_dim, all.begin, all.end, tile.scratch.decoded, decoded);
         by_rows(segment.first_row, last, [&]<int R>(int row) {
             const Range range = seen(tile, segment, row, R);
-            mix<Fp32, R, 1>(decoded, none, range.begin, range.end, weights + row * kPartition,
+            mix<Fp32, R, 1>(decoded, none, range.begin, range.end, range.end, weights + row * kPartition,
                             mixed + row * stride + p * kPanelDims, stride);
         });
+    }
+}
+
+// Asks for the first values that few rows will read, so that they come while the weights are made.
+template <typename Reader>
+void expect_values(const Tile &tile, const Segment &segment) {
+    const Range all = seen(tile, segment, segment.first_row, segment.rows);
+    if (segment.rows > 3 || all.begin >= all.end) return;
+    Source source;
+    locate<Reader>(tile, segment, false, source);
+    const int end = all.begin + kChunk < all.end ? all.begin + kChunk : all.end;
+    for (int t = all.begin; t < end; ++t) {
+        const uint8_t *token = source.group[t / kGroup] + t % kGroup * source.step;
+        for (int64_t at = 0; at < source.step; at += 64) __builtin_prefetch(token + at);
     }
 }
 
@@ -304,34 +343,43 @@ NOINLINE void bend(float *scores, int begin, int end, float softcap, float slope
     }
 }
 
-// Scores of [begin, end) -> weights; 0 for the rest of [first, last). Sums lane by lane, in two chains, in order.
+// Scores of `seen` -> weights; 0 for the rest of `all`. The largest score and the sum: two vectors side by side,
+// lane by lane, in order.
 NOINLINE void weigh(float *scores, Range seen, Range all, float &largest_score, float &total) {
-    const int from = seen.begin / kLanes * kLanes;
-    const vi begin = vi{} + seen.begin, end = vi{} + seen.end;
-    vf most = splat(kNone), sums[2] = {};
-    int t = from;
-    for (; t < seen.end; t += kLanes) {
-        vf s = load<vf>(scores + t);
-        if (t < seen.begin || t + kLanes > seen.end) {
-            const vi at = iota() + t;
-            s = select((at >= begin) & (at < end), s, splat(kNone));
+    constexpr int step = 2 * kLanes;
+    const int from = seen.begin / step * step, whole = (seen.begin + step - 1) / step * step, rest = seen.end / step * step;
+    const auto inside = [&](int t) {
+        const vi at = iota() + t;
+        return (at >= vi{} + seen.begin) & (at < vi{} + seen.end);
+    };
+    // Calls fn(token, whether all of its step is seen).
+    const auto steps = [&](auto &&fn) {
+        int t = from;
+        if (t < whole) fn(t, false), t += step;
+        for (; t < rest; t += step) fn(t, true);
+        if (t < seen.end) fn(t, false);
+    };
+    vf most[2] = {splat(kNone), splat(kNone)}, sums[2] = {};
+    steps([&](int t, bool full) {
+        UNROLL for (int v = 0; v < 2; ++v) {
+            const vf s = load<vf>(scores + t + v * kLanes);
+            most[v] = max(full ? s : select(inside(t + v * kLanes), s, splat(kNone)), most[v]);
         }
-        most = max(s, most);
-    }
-    largest_score = largest(most);
+    });
+    largest_score = largest(max(most[0], most[1]));
     const vf top = splat(largest_score);
-    for (t = from; t < seen.end; t += kLanes) {
-        vf p = exp2(load<vf>(scores + t) - top);
-        if (t < seen.begin || t + kLanes > seen.end) {
-            const vi at = iota() + t;
-            p = select((at >= begin) & (at < end), p, vf{});
+    steps([&](int t, bool full) {
+        UNROLL for (int v = 0; v < 2; ++v) {
+            float *at = scores + t + v * kLanes;
+            vf p = exp2(load<vf>(at) - top);
+            if (!full) p = select(inside(t + v * kLanes), p, vf{});
+            store(at, p);
+            sums[v] += p;
         }
-        store(scores + t, p);
-        sums[t / kLanes % 2] += p;
-    }
+    });
     total = sum(sums[0] + sums[1]);
-    for (int i = all.begin / kLanes * kLanes; i < from; i += kLanes) store(scores + i, vf{});
-    for (; t < all.end; t += kLanes) store(scores + t, vf{});
+    for (int t = all.begin / step * step; t < from; t += kLanes) store(scores + t, vf{});
+    for (int t = (seen.end + step - 1) / step * step; t < all.end; t += kLanes) store(scores + t, vf{});
 }
 
 void load_queries(const Tile &tile, const float *const *query, float factor) {
@@ -361,6 +409,9 @@ void partition(const Tile &tile) {
     const int panels = (tile.value_dim + kPanelDims - 1) / kPanelDims;
     with_reader(tile.key, [&](auto reader) {
         for (int i = 0; i < tile.segments; ++i) scores_of<decltype(reader)>(tile, tile.segment[i]);
+    });
+    with_reader(tile.value, [&](auto reader) {
+        for (int i = 0; i < tile.segments; ++i) expect_values<decltype(reader)>(tile, tile.segment[i]);
     });
     const Range all = seen(tile, Segment{0, tile.rows, 0, kPartition, nullptr}, 0, tile.rows);
     for (int r = 0; r < tile.rows; ++r) {

@@ -1,8 +1,10 @@
 // Readers of the stored forms of keys and values (storage/formats). Included once per target, after simd.h.
 //
 // A unit is `unit` neighbouring dims of one token in unit_bytes bytes, made for one lane:
-//     keys    lanes are tokens: load() gives dim d (and d + 1) of kLanes tokens
-//     values  lanes are units of one token: a panel of 2 * kLanes dims is two vectors, in the order `place` says
+//     keys    lanes are tokens: element<e>() is dim e of the unit, of kLanes tokens
+//     values  lanes are units of one token: a panel of 2 * kLanes dims is two vectors, half<0>() and half<1>(), whose
+//             lanes hold the dims that place() says
+// One vector at a time: the tiles fill all registers but three.
 #pragma once
 #include "attention_tile.h"
 #include "simd.h"
@@ -11,10 +13,13 @@ namespace ANAPHORA_TARGET {
 
 struct Fp32 {
     static constexpr int unit = 1, unit_bytes = 4;
-    static INLINE void load(const uint8_t *from, vf (&to)[1]) { to[0] = ::ANAPHORA_TARGET::load<vf>(from); }
-    static INLINE void panel(const uint8_t *from, vf (&to)[2]) {
-        to[0] = ::ANAPHORA_TARGET::load<vf>(from);
-        to[1] = ::ANAPHORA_TARGET::load<vf>(from + sizeof(vf));
+    template <int>
+    static INLINE vf element(const uint8_t *from) {
+        return load<vf>(from);
+    }
+    template <int v>
+    static INLINE vf half(const uint8_t *from) {
+        return load<vf>(from + v * sizeof(vf));
     }
     static INLINE float decode(const uint8_t *codes, int dim) {
         float x;
@@ -26,8 +31,15 @@ struct Fp32 {
 
 struct Bf16 {
     static constexpr int unit = 2, unit_bytes = 4;
-    static INLINE void load(const uint8_t *from, vf (&to)[2]) { split_bf16(from, to[0], to[1]); }
-    static INLINE void panel(const uint8_t *from, vf (&to)[2]) { load(from, to); }
+    template <int e>
+    static INLINE vf element(const uint8_t *from) {
+        const vu pair = load<vu>(from);
+        return as_float(e ? pair & 0xffff0000u : pair << 16);
+    }
+    template <int v>
+    static INLINE vf half(const uint8_t *from) {
+        return element<v>(from);
+    }
     static INLINE float decode(const uint8_t *codes, int dim) {
         uint16_t half;
         std::memcpy(&half, codes + 2 * dim, sizeof half);
@@ -54,12 +66,15 @@ struct Fp16 {
         const vu special = (vu)(size >= 0x0f800000u) & 0x7f800000u;
         return as_float((vu)number | special | (half & 0x8000u) << 16);
     }
-    static INLINE void load(const uint8_t *from, vf (&to)[2]) {
-        const vu pair = ::ANAPHORA_TARGET::load<vu>(from);
-        to[0] = widen(pair & 0xffffu);
-        to[1] = widen(pair >> 16);
+    template <int e>
+    static INLINE vf element(const uint8_t *from) {
+        const vu pair = load<vu>(from);
+        return widen(e ? pair >> 16 : pair & 0xffffu);
     }
-    static INLINE void panel(const uint8_t *from, vf (&to)[2]) { load(from, to); }
+    template <int v>
+    static INLINE vf half(const uint8_t *from) {
+        return element<v>(from);
+    }
     static INLINE float decode(const uint8_t *codes, int dim) {
         uint16_t half;
         std::memcpy(&half, codes + 2 * dim, sizeof half);
