@@ -315,6 +315,14 @@ def test_saves_that_a_tier_cannot_follow_are_dropped_and_counted(build: Build) -
     assert sum(save.stored for save in saves if save) == 800 - stats.behind["remote"]
 
 
+@pytest.mark.parametrize("kinds", ["ram disk", "disk"])
+def test_one_save_may_be_larger_than_the_queue(build: Build, kinds: str) -> None:
+    house, blocks = build(kinds, ram_blocks=32), chain("a", 300)
+    house.save(blocks)
+    assert house.disk is not None
+    assert house.disk.contains(keys(blocks)) == [True] * 300
+
+
 def test_a_long_chain_goes_on_to_disk_when_ram_is_small(build: Build) -> None:
     house, blocks = build("ram disk", ram_blocks=5), chain("a", 40)
     house.save(blocks)

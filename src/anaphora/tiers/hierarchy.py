@@ -97,7 +97,9 @@ class Hierarchy:
                 missing = self._ask(index, keys, missing, answer)
         for index, tier in enumerate(self.tiers):
             if not tier.local and missing:
-                answer.done = not self._lanes[index].load(self._question(index, keys, missing, answer))
+                answer.done = False  # before the question is out: its answer may come at once
+                if not self._lanes[index].load(self._question(index, keys, missing, answer)):
+                    answer.done = True
         return answer
 
     def load(self, blocks: Sequence[BlockMeta], into: Sequence[memoryview], places: Sequence[int]) -> Load:
@@ -224,7 +226,10 @@ class Hierarchy:
         whole = [i for i, outcome in zip(indices, outcomes, strict=True) if outcome is Outcome.OK]
         self._account(load, whole, tier)
         if whole:
-            self._promote(load, whole, tier)
+            try:
+                self._promote(load, whole, tier)
+            except Exception:  # a load comes back, whatever happens
+                log.exception("blocks could not be kept nearer by; this is a bug of a store")
             self._settle(load, whole, Outcome.OK)
             self._used([load.blocks[i].key for i in whole], tier + 1)
         failed: dict[Outcome, list[int]] = {}

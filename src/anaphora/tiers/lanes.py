@@ -49,9 +49,12 @@ class Lane:
             return True
 
     def save(self, job: Job, blocks: int) -> bool:
-        """Queue a save of so many blocks. False: the lane is behind or closed; the save is dropped."""
+        """Queue a save of so many blocks. False: the lane is behind or closed; the save is dropped.
+
+        A lane with nothing waiting takes one save of any size.
+        """
         with self._changed:
-            if self._closed or self._saves_waiting + blocks > self.max_saves:
+            if self._closed or (self._saves_waiting and self._saves_waiting + blocks > self.max_saves):
                 self.dropped += blocks
                 return False
             self._saves.append((job, blocks))

@@ -8,7 +8,7 @@ A tier that is behind drops what it is given, counted: the pool never waits for 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from threading import Lock
 
@@ -101,8 +101,8 @@ class Saver:
         assert self._ram is not None
         outcomes = self._ram.save(save.blocks, save.data)
         taken = [block for block, outcome in zip(save.blocks, outcomes, strict=True) if outcome is Outcome.OK]
-        for i in beyond if taken else ():
-            self._lanes[i].save(lambda i=i: self._write_from_ram(taken, i), len(taken))  # type: ignore[misc]
+        for i in beyond:
+            self._hand_on(taken, i)
         rest = [i for i, outcome in enumerate(outcomes) if outcome is not Outcome.OK]
         self._from_pool(save, rest, beyond, done=len(taken))
 
@@ -123,14 +123,23 @@ class Saver:
         finally:
             self._over(save, len(indices), stored)
 
-    def _write_from_ram(self, blocks: Sequence[BlockMeta], tier: int) -> None:
+    def _hand_on(self, blocks: Sequence[BlockMeta], tier: int) -> None:
+        """Queue a write from RAM to a tier; the slots are pinned until it is over."""
         assert self._ram is not None
-        borrowed = [(block, held) for block in blocks if (held := self._ram.borrow(block)) is not None]
+        borrowed = [(block, *held) for block in blocks if (held := self._ram.borrow(block)) is not None]
+        if borrowed and not self._lanes[tier].save(lambda: self._write_from_ram(borrowed, tier), len(borrowed)):
+            self._give_back(entry for _, entry, _ in borrowed)
+
+    def _write_from_ram(self, borrowed: Sequence[tuple[BlockMeta, RamEntry, memoryview]], tier: int) -> None:
         try:
-            self._stores[tier].save([block for block, _ in borrowed], [view for _, (_, view) in borrowed])
+            self._stores[tier].save([block for block, _, _ in borrowed], [view for _, _, view in borrowed])
         finally:
-            for _, (entry, _) in borrowed:
-                self._ram.give_back(entry)
+            self._give_back(entry for _, entry, _ in borrowed)
+
+    def _give_back(self, entries: Iterable[RamEntry]) -> None:
+        assert self._ram is not None
+        for entry in entries:
+            self._ram.give_back(entry)
 
     def _spill_if_full(self) -> None:
         assert self._ram is not None
@@ -160,8 +169,7 @@ class Saver:
             for i in self._beyond:
                 self._stores[i].save(blocks, data)
         finally:
-            for entry, _ in victims:
-                self._ram.give_back(entry)
+            self._give_back(entry for entry, _ in victims)
             self._ram.discard([block.key for block in blocks])
 
     def _over(self, save: Save, writes: int, stored: int) -> None:
