@@ -185,7 +185,9 @@ def test_the_servers_own_limit_of_a_value_is_kept() -> None:
 
 def test_users_and_passwords() -> None:
     with valkey() as server:
-        server.client().config_set("requirepass", "sesame")
+        client = server.client()
+        client.config_set("requirepass", "sesame")
+        client.execute_command("AUTH", "sesame")
         good = open_store(f"valkey://:s%65same@127.0.0.1:{server.port}")
         assert good.contains([key()]) == [False]
         good.close()
@@ -195,7 +197,6 @@ def test_users_and_passwords() -> None:
                 bad.contains([key()])
             assert "wrong-secret" not in str(caught.value)
             bad.close()
-        client = server.client(password="sesame")
         rights = "on >pw ~anaphora:* +exists +get +getrange +set +unlink +cluster|slots"
         client.execute_command("ACL", "SETUSER", "cache", *rights.split())
         limited = open_store(f"valkey://cache:pw@127.0.0.1:{server.port}")
