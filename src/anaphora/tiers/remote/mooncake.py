@@ -61,6 +61,8 @@ class MooncakeStore:
         self._workers = Workers("mooncake", options.workers, 2 * half_bytes, rest)
         self._connector = Worker("mooncake-connect", 0)
         self._connecting: Job[Any] | None = None
+        self._memories: list[memoryview] = []
+        """To be registered; only the connector's thread takes them out."""
         self._registered: list[tuple[int, int, memoryview]] = []
         """Start, end and a reference that keeps the memory alive."""
         self._lock = threading.Lock()
@@ -133,12 +135,11 @@ class MooncakeStore:
             worker.start(lambda: client.batch_remove(names, True)).result(deadline)
 
     def register(self, memory: memoryview) -> None:
+        """Where the store cannot be reached now, the memory is registered as soon as it can."""
+        self._memories.append(memory)
         deadline = Deadline(self._options.timeout)
         client = self._client(deadline)
-        start = _address(memory)
-        code = self._waited(self._connector.start(lambda: client.register_buffer(start, memory.nbytes)), deadline)
-        if code == 0:
-            self._registered.append((start, start + memory.nbytes, memory))
+        self._waited(self._connector.start(lambda: self._register_memories(client)), deadline)
 
     def close(self) -> None:
         """Waits for the store as long as for an operation; what does not end by then ends with the process."""
@@ -180,7 +181,15 @@ class MooncakeStore:
                 f"cannot join the Mooncake store of {options.master} (code {code}); is mooncake_master running there, "
                 f"and is metadata={options.metadata} what its other clients use?"
             )
+        self._register_memories(client)
         return client
+
+    def _register_memories(self, client: Any) -> None:
+        while self._memories:
+            memory = self._memories.pop()
+            start = _address(memory)
+            if client.register_buffer(start, memory.nbytes) == 0:
+                self._registered.append((start, start + memory.nbytes, memory))
 
     @contextmanager
     def _lent(self, deadline: Deadline) -> Iterator[Worker]:
