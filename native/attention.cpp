@@ -111,6 +111,8 @@ void Step::prepare(int query_heads, int threads) {
     for (auto &thread : space.threads) thread->resize(*storage_);
 }
 
+int64_t Step::tokens_read(int group) const { return plans_[group].tokens_read; }
+
 void Step::write_kv(Worker &worker, int layer_number, Heads key, Heads value) const {
     const LayerKV &layer = storage_->layers[layer_number];
     const AttentionKernels &kernels = *target().attention;

@@ -91,6 +91,9 @@ class Step {
     // Cuts the work for so many query heads and threads, unless that is done. Call it outside of a job.
     void prepare(int query_heads, int threads);
 
+    // Stored tokens, of one KV head, that the items of a group read, all together. prepare() has been called.
+    int64_t tokens_read(int group) const;
+
     int tokens() const { return tokens_; }
     const Storage &storage() const { return *storage_; }
     const Rows &rows() const { return rows_; }

@@ -76,6 +76,7 @@ struct Planner {
             plan.items.push_back({static_cast<int>(plan.members.size()), 1, -1, 0,
                                   static_cast<float>(seconds(m.end - m.first, context(m)))});
             plan.members.push_back(m);
+            plan.tokens_read += context(m);
         });
     }
 
@@ -124,8 +125,10 @@ struct Planner {
             plan.members.push_back(readers[i].member);
             together = std::max(together, std::min(common, readers[i].seen.end));
             const int own = readers[i].seen.end - common;
+            plan.tokens_read += std::max(own, 0);
             if (own > 0) item.seconds += static_cast<float>(seconds(readers[i].member.end - readers[i].member.first, own));
         }
+        plan.tokens_read += together - readers[0].seen.begin;
         item.seconds += static_cast<float>(seconds(queries, together - readers[0].seen.begin));
         plan.items.push_back(item);
     }

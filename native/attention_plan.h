@@ -39,6 +39,7 @@ struct Plan {
     std::vector<Wave> waves;
     std::vector<Member> folded;  // single queries whose records are folded after each wave
     int64_t records = 0;         // most that a wave has
+    int64_t tokens_read = 0;     // by all items, for one KV head
 };
 
 // Tokens of a partition that the query at `position` sees: begin .. end - 1.

@@ -49,7 +49,7 @@ KVStorage make_storage(nb::ndarray<uint8_t, nb::ndim<2>, nb::c_contig, nb::devic
                 kv_heads, key_dim, value_dim, {}, nullptr};
     for (const auto &[group, offset, key_bytes, value_bytes, key, value] : layers) {
         const LayerKV layer{group, offset, key_bytes, value_bytes, format(key), format(value)};
-        check(offset >= 0 && key_bytes >= code_bytes(layer.key, key_dim) * block_size &&
+        check(group >= 0 && offset >= 0 && key_bytes >= code_bytes(layer.key, key_dim) * block_size &&
                   value_bytes >= code_bytes(layer.value, value_dim) * block_size &&
                   offset + kv_heads * (key_bytes + value_bytes) <= storage->block_bytes,
               "a layer's pieces do not fit a block");
@@ -121,6 +121,12 @@ void attend(Step &step, int layer, const Rows3 &query, const Out3 &out, float sc
     });
 }
 
+int64_t tokens_read(Step &step, int group, int query_heads) {
+    check(group >= 0 && group < static_cast<int>(step.rows().window.size()), "no group " + std::to_string(group));
+    step.prepare(query_heads, pool()->size());
+    return step.tokens_read(group);
+}
+
 }  // namespace
 
 void bind_attention(nb::module_ &m) {
@@ -131,7 +137,8 @@ void bind_attention(nb::module_ &m) {
              "strategy"_a = "chosen", nb::keep_alive<0, 1>())
         .def("write_kv", write_kv, "layer"_a, "key"_a, "value"_a)
         .def("attend", attend, "layer"_a, "query"_a, "out"_a, "scale"_a, "softcap"_a = 0.0f,
-             "alibi_slopes"_a = nb::none(), "sinks"_a = nb::none());
+             "alibi_slopes"_a = nb::none(), "sinks"_a = nb::none())
+        .def("tokens_read", tokens_read, "group"_a, "query_heads"_a);
 }
 
 }  // namespace anaphora

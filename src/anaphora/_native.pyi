@@ -92,6 +92,9 @@ class Step:
         The step's keys and values must be written. softcap 0: none. State changes: out.
         """
 
+    def tokens_read(self, group: int, query_heads: int) -> int:
+        """Stored tokens that one layer of the group reads for each KV head; shared ones count once."""
+
 class Weights:
     """The weights of one linear layer, packed for the kernels. Holds a copy; what it was made from may be freed."""
 
