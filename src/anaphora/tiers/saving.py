@@ -17,6 +17,8 @@ from anaphora.tiers.ram import RamEntry, RamTier
 from anaphora.tiers.store import BlockMeta, BlockStore, Outcome
 from anaphora.tiers.transfers import Save
 
+_PIECE = 16
+"""Blocks of one write from the pool's memory."""
 _SPARE = 8
 """One slot in so many of the RAM tier is kept free for what the pool evicts; a burst of more loses the rest."""
 
@@ -110,10 +112,14 @@ class Saver:
         """Write these blocks of a save to the tiers beyond RAM. The other `done` blocks are over, and stored."""
         with self._lock:
             save.left += len(indices) * len(beyond)  # before the first of them can end
-        for i in beyond if indices else ():
-            if not self._lanes[i].save(lambda i=i: self._write(save, indices, i), len(indices)):  # type: ignore[misc]
-                self._over(save, len(indices), 0)
+        for tier in beyond:
+            for start in range(0, len(indices), _PIECE):  # so that of too many the first are taken
+                self._queue(save, indices[start : start + _PIECE], tier)
         self._over(save, done + len(indices), done)
+
+    def _queue(self, save: Save, indices: Sequence[int], tier: int) -> None:
+        if not self._lanes[tier].save(lambda: self._write(save, indices, tier), len(indices)):
+            self._over(save, len(indices), 0)
 
     def _write(self, save: Save, indices: Sequence[int], tier: int) -> None:
         stored = 0
