@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from anaphora import native
 from anaphora.engine.batch import Batch, BatchRow
 from anaphora.engine.models.transformers_decoder import TransformersDecoder, load_transformers_decoder
 from anaphora.engine.models.transformers_probe import LayerWitness
@@ -23,12 +24,12 @@ from anaphora.geometry.layers import LayerKV
 from anaphora.geometry.layout import CacheLayout
 from anaphora.geometry.model import ModelGeometry
 from anaphora.types import NULL_BLOCK, RequestId
-from support.storage import make_storage, torch_runner
+from support.storage import make_storage, native_runner, torch_runner
 
 VOCAB = 96
 NEW_TOKENS = 8
 WINDOW = 5
-BLOCK_SIZE = 4
+BLOCK_SIZES = {"torch": 4, "native": 16}
 CPU = torch.device("cpu")
 
 PLAIN: dict[str, Any] = {
@@ -233,15 +234,20 @@ def own_greedy(model: Any, tokens: list[int]) -> Continuation:
 
 
 def paged_greedy(
-    decoder: TransformersDecoder, geometry: ModelGeometry, prompts: Sequence[list[int]], chunks: Sequence[int]
+    decoder: TransformersDecoder,
+    geometry: ModelGeometry,
+    prompts: Sequence[list[int]],
+    chunks: Sequence[int],
+    backend: str = "torch",
 ) -> list[Continuation]:
     """All prompts in one batch, each in chunks of its own size; whatever is not written in the storage is NaN."""
-    layout = CacheLayout.of(geometry, BLOCK_SIZE)
-    width = -(-(max(map(len, prompts)) + NEW_TOKENS) // BLOCK_SIZE)
+    size = BLOCK_SIZES[backend]
+    layout = CacheLayout.of(geometry, size)
+    width = -(-(max(map(len, prompts)) + NEW_TOKENS) // size)
     groups = len(layout.groups)
     storage = make_storage(layout, len(prompts) * groups * width, nan=True)
     blocks = torch.randperm(storage.num_blocks, generator=torch.Generator().manual_seed(1)).view(-1, groups, width)
-    runner = torch_runner(decoder, storage)
+    runner = torch_runner(decoder, storage) if backend == "torch" else native_runner(decoder, storage)
     results = [Continuation() for _ in prompts]
     done = [0] * len(prompts)
     while True:
@@ -253,8 +259,8 @@ def paged_greedy(
             end = min(done[i] + chunks[i], len(tokens))
             tables = []
             for group, table in zip(layout.groups, blocks[i].tolist(), strict=True):
-                passed = 0 if group.window is None else max(0, done[i] - group.window + 1) // BLOCK_SIZE
-                used = table[: -(-end // BLOCK_SIZE)]
+                passed = 0 if group.window is None else max(0, done[i] - group.window + 1) // size
+                used = table[: -(-end // size)]
                 tables.append(tuple(NULL_BLOCK if b < passed else block for b, block in enumerate(used)))
             sample = end == len(tokens)
             rows.append(BatchRow(RequestId(str(i)), tuple(tokens[done[i] : end]), done[i], tuple(tables), sample))
@@ -282,6 +288,8 @@ def test_greedy_tokens_equal_those_of_transformers(family: str, tmp_path: Path) 
     decoder, geometry = load(tmp_path)
     assert_same(paged_greedy(decoder, geometry, prompts[:1], [5]), expected[:1])
     assert_same(paged_greedy(decoder, geometry, prompts, [7, 3]), expected)
+    if native.missing() is None:
+        assert_same(paged_greedy(decoder, geometry, prompts, [7, 3], "native"), expected)
     assert decoder.weight_bytes == sum(p.numel() * 4 for p in model.parameters())
 
 

@@ -7,8 +7,9 @@ import torch
 
 from anaphora import native
 from anaphora.engine.attention import TorchAttention
-from anaphora.engine.models.load import LoadedModel
+from anaphora.engine.models.load import LoadedModel, native_module
 from anaphora.engine.models.protocol import Decoder
+from anaphora.engine.native_attention import NativeAttention, NativeStorage
 from anaphora.engine.runner import LayerwiseExecutor, ModelRunner
 from anaphora.geometry.layout import CacheLayout
 from anaphora.storage.codec import codec_for
@@ -28,6 +29,11 @@ def make_storage(layout: CacheLayout, num_blocks: int, kv_dtype: str = "fp32", *
 
 def runner_of(loaded: LoadedModel, storage: PagedStorage) -> ModelRunner:
     return ModelRunner(loaded.executor(storage), storage)
+
+
+def native_runner(decoder: Decoder, storage: PagedStorage) -> ModelRunner:
+    """Layer by layer, with the native attention."""
+    return ModelRunner(LayerwiseExecutor(decoder, NativeAttention(NativeStorage(native_module(), storage))), storage)
 
 
 def torch_runner(decoder: Decoder, storage: PagedStorage) -> ModelRunner:
