@@ -10,7 +10,20 @@ import click
 from anaphora import __version__
 from anaphora.errors import AnaphoraError
 
-COMMANDS = ("serve", "generate", "pull", "kv", "plan", "models", "hardware", "verify", "sweep", "doctor", "cache")
+COMMANDS = (
+    "serve",
+    "generate",
+    "pull",
+    "kv",
+    "plan",
+    "models",
+    "hardware",
+    "verify",
+    "sweep",
+    "doctor",
+    "cache",
+    "info",
+)
 
 
 class _Lazy(click.Group):

@@ -31,4 +31,9 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], caption: 
 
 def print_json(key: str, rows: Sequence[dict[str, Any]]) -> None:
     """One JSON object on stdout: schema_version and the rows under `key`."""
-    click.echo(json.dumps({"schema_version": 1, key: rows}, indent=2))
+    print_object({key: rows})
+
+
+def print_object(facts: dict[str, Any]) -> None:
+    """One JSON object on stdout: schema_version and the facts."""
+    click.echo(json.dumps({"schema_version": 1, **facts}, indent=2))
