@@ -13,7 +13,7 @@ import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from anaphora.blocks.eviction import LRU, EvictionPolicy, PriorityPolicy
+from anaphora.blocks.eviction import POLICIES, EvictionPolicy, PriorityPolicy
 from anaphora.blocks.hashing import HashChain, Namespace
 from anaphora.blocks.manager import BlockTable, KVCacheManager
 from anaphora.blocks.pool import Block
@@ -47,7 +47,7 @@ class KVCacheMachine(RuleBasedStateMachine):
         num_blocks=st.integers(2, 24),
         block_size=st.integers(1, 8),
         windows=st.sampled_from([(None,), (None,), (1,), (5,), (None, None), (None, 3), (None, 9), (2, 6)]),
-        policy=st.sampled_from([LRU, MRU]),
+        policy=st.sampled_from([*POLICIES.values(), MRU]),
         caching=st.sampled_from([True, True, True, False]),
     )
     def start(
@@ -59,7 +59,8 @@ class KVCacheMachine(RuleBasedStateMachine):
         caching: bool,
     ) -> None:
         self.size, self.windows, self.caching = block_size, windows, caching
-        self.kv = KVCacheManager(num_blocks, block_size, windows, policy(), caching)
+        self.now = 0.0
+        self.kv = KVCacheManager(num_blocks, block_size, windows, policy(), caching, clock=lambda: self.now)
         self.slots: list[list[object]] = [[None] * block_size for _ in range(num_blocks)]
         self.running: list[Running] = []
         self.orphans: list[list[BlockCopy]] = []
@@ -148,6 +149,17 @@ class KVCacheMachine(RuleBasedStateMachine):
     @rule()
     def release_orphans(self) -> None:
         self.kv.release_copies(self.orphans.pop())
+
+    @precondition(lambda self: self.seen)
+    @rule(data=st.data(), seconds=st.integers(0, 9), later=st.integers(0, 4))
+    def pin(self, data: st.DataObject, seconds: int, later: int) -> None:
+        salt, tokens = data.draw(st.sampled_from(self.seen))
+        chain = HashChain(SALTS[salt], self.size)
+        chain.extend(tokens)
+        pinned = self.kv.pin(chain, seconds)
+        assert pinned <= len(tokens)
+        assert self.kv.num_pinned <= self.kv.num_blocks // 2
+        self.now += later
 
     @rule(really=st.integers(0, 4))
     def reset(self, really: int) -> None:

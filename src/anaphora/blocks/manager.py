@@ -7,7 +7,8 @@ The life of a table:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from time import monotonic
 
 from anaphora.blocks.eviction import LRU, EvictionPolicy
 from anaphora.blocks.hashing import HashChain
@@ -25,7 +26,8 @@ class KVCacheManager:
     """Hands blocks to requests and finds what earlier ones computed. Not thread-safe: one engine thread owns it.
 
     `windows` has one entry per cache group: None = full attention, w = a query at position p sees the
-    positions > p - w, itself included. Raises ConfigError for sizes that are not positive.
+    positions > p - w, itself included. At most `max_pinned_share` of the blocks may be pinned; `clock` gives the
+    seconds of pins. Raises ConfigError for sizes that are not positive, or a share outside 0 .. 1.
     """
 
     def __init__(
@@ -35,16 +37,26 @@ class KVCacheManager:
         windows: Sequence[int | None],
         policy: EvictionPolicy[Block] | None = None,
         enable_prefix_caching: bool = True,
+        max_pinned_share: float = 0.5,
+        clock: Callable[[], float] = monotonic,
     ) -> None:
         if not windows or min(num_blocks, block_size, *(w for w in windows if w is not None)) < 1:
             raise ConfigError(
                 f"num_blocks={num_blocks}, block_size={block_size}, windows={list(windows)}: "
                 "each must be at least 1, for at least one cache group. Give the KV cache more memory"
             )
+        if not 0 <= max_pinned_share <= 1:
+            raise ConfigError(f"max_pinned_share={max_pinned_share} must lie in 0 .. 1; 0 pins nothing")
         self.block_size = block_size
         self.windows = tuple(windows)
         self.enable_prefix_caching = enable_prefix_caching
-        self._pool = BlockPool(num_blocks, [w is None for w in windows], policy if policy is not None else LRU())
+        self._pool = BlockPool(
+            num_blocks,
+            [w is None for w in windows],
+            policy if policy is not None else LRU(),
+            max_pinned=int(num_blocks * max_pinned_share),
+            clock=clock,
+        )
         self._index = self._pool.prefixes
         self._publisher = Publisher(self._pool, self.windows, block_size)
         self._windowed = [(g, w) for g, w in enumerate(windows) if w is not None]
@@ -69,6 +81,10 @@ class KVCacheManager:
     def evictions(self) -> int:
         """Cached blocks given up to make room, since the start."""
         return self._pool.evictions
+
+    @property
+    def num_pinned(self) -> int:
+        return self._pool.num_pinned
 
     def match_prefix(self, tokens: TokenIds, chain: HashChain, max_tokens: int) -> PrefixMatch:
         """The longest prefix of `tokens`, at most `max_tokens`, whose KV is cached in every group, to the token.
@@ -183,6 +199,22 @@ class KVCacheManager:
         table.closed = True
         table.groups = [[] for _ in table.groups]
         table.path = []
+
+    def pin(self, chain: HashChain, seconds: float) -> int:
+        """Keep the findable blocks of the chain's full blocks for that long; returns the tokens they hold.
+
+        From the head on, every group; it ends at the first block that no group has, or when as many blocks are
+        pinned as may be. A pinned block goes only when nothing else can.
+        """
+        self._check_chain(chain)
+        root, count = self._index.find_root(chain), 0
+        path = self._index.walk(root, chain, len(chain.hashes)) if root is not None else []
+        for node in path:
+            blocks = [block for block in node.blocks if block != NULL_BLOCK]
+            if not blocks or not all(self._pool.pin(block, seconds) for block in blocks):
+                break
+            count += 1
+        return count * self.block_size
 
     def reset_prefix_cache(self) -> bool:
         """Nothing computed before this call will ever be matched again.

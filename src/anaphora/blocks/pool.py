@@ -10,16 +10,19 @@
 In a full-attention group a cached block is evicted only after all its cached children (prefix closure): a
 child is of no use without its parents. A windowed group has no such tie: a child needs only what its window
 covers, and the blocks a window has passed must be free to go while the request runs on.
+
+Pinned blocks go last (eviction/pins.py); the policy orders the rest, and hears of every insert, hit and loss.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from time import monotonic
 
-from anaphora.blocks.eviction import EvictionPolicy
+from anaphora.blocks.eviction import EvictionPolicy, Pins
 from anaphora.blocks.prefix_index import Node, PrefixIndex
 from anaphora.errors import BlockStateError, OutOfBlocks
-from anaphora.types import NULL_BLOCK, BlockId
+from anaphora.types import NULL_BLOCK, BlockHash, BlockId
 
 
 class Block:
@@ -38,14 +41,36 @@ class Block:
         self.last_used = 0
         """Logical time of the last release."""
 
+    @property
+    def hash(self) -> BlockHash:
+        """Of a findable block: the identity of its content."""
+        assert self.node is not None
+        return self.node.hash
+
+    @property
+    def depth(self) -> int:
+        """Of a findable block: blocks before it in its sequence."""
+        assert self.node is not None
+        return self.node.depth
+
 
 class BlockPool:
     """`num_blocks` blocks, their states, and the index of those that can be found.
 
-    closed[g] says whether prefix closure holds in cache group g (full attention).
+    closed[g] says whether prefix closure holds in cache group g (full attention). `max_pinned` blocks may be
+    pinned at a time; `clock` gives the seconds that pins are measured in. `on_evict` hears of every block that is
+    evicted while it can still be read, together with what it is indexed as.
     """
 
-    def __init__(self, num_blocks: int, closed: Sequence[bool], policy: EvictionPolicy[Block]) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        closed: Sequence[bool],
+        policy: EvictionPolicy[Block],
+        max_pinned: int = 0,
+        clock: Callable[[], float] = monotonic,
+        on_evict: Callable[[Block], object] | None = None,
+    ) -> None:
         self.prefixes = PrefixIndex(len(closed))
         self.num_active = 0
         self.num_cached = 0
@@ -53,6 +78,8 @@ class BlockPool:
         """Cached blocks whose content was given up to make room."""
         self._closed = tuple(closed)
         self._policy = policy
+        self._pins: Pins[Block] = Pins(max_pinned, clock)
+        self._on_evict = on_evict
         self._blocks = [Block(BlockId(i)) for i in range(num_blocks)]
         self._free = [block.id for block in reversed(self._blocks)]
         self._clock = 0
@@ -64,6 +91,11 @@ class BlockPool:
     @property
     def num_free(self) -> int:
         return len(self._free)
+
+    @property
+    def num_pinned(self) -> int:
+        """Blocks under a pin that has not run out, as far as anyone looked."""
+        return len(self._pins)
 
     def ref_cnt(self, block_id: BlockId) -> int:
         return self._blocks[block_id].ref_cnt
@@ -81,10 +113,7 @@ class BlockPool:
         if count > len(self._free) + self.num_cached:
             raise self.out_of_blocks(count)
         while len(self._free) < count:
-            if not len(self._policy):
-                raise self.out_of_blocks(count)
-            self._unindex(self._policy.pop())
-            self.evictions += 1
+            self._evict_one(count)
         taken = [self._free.pop() for _ in range(count)]
         for block_id in taken:
             self._blocks[block_id].ref_cnt = 1
@@ -98,10 +127,12 @@ class BlockPool:
             if block.node is None:
                 raise BlockStateError(f"block {block_id} is free and cannot be acquired")
             if block.kids == 0:
-                self._policy.remove(block)
+                self._withdraw(block)
             self.num_cached -= 1
             self.num_active += 1
         block.ref_cnt += 1
+        if block.node is not None:
+            self._policy.hit(block)
 
     def release(self, block_id: BlockId) -> None:
         """One holder less; the last one leaves the block cached when it is findable, else free."""
@@ -119,7 +150,7 @@ class BlockPool:
         block.last_used = self._clock
         self.num_cached += 1
         if block.kids == 0:
-            self._policy.add(block)
+            self._offer(block)
 
     def index(self, block_id: BlockId, group: int, node: Node) -> None:
         """The active block's content becomes findable as group `group` of `node`.
@@ -134,17 +165,36 @@ class BlockPool:
             raise BlockStateError(f"block {block_id} holds what block {node.blocks[group]} is already indexed for")
         if (parent := self._tied_parent(node, group)) is not None:
             if parent.kids == 0 and parent.ref_cnt == 0:
-                self._policy.remove(parent)
+                self._withdraw(parent)
             parent.kids += 1
         block.node, block.group = node, group
         self.prefixes.attach(node, group, block_id)
+        self._policy.insert(block, parent)
+
+    def pin(self, block_id: BlockId, seconds: float) -> bool:
+        """Keep a findable block longer than any unpinned one; False when `max_pinned` blocks are pinned already.
+
+        A pin lasts `seconds` from now, or as long as it did when that is longer; a child's needs its parent's.
+        """
+        self._let_expired_go()
+        block = self._blocks[block_id]
+        if block.node is None:
+            raise BlockStateError(f"block {block_id} is not findable and cannot be pinned")
+        free_to_go = block.ref_cnt == 0 and block.kids == 0
+        if free_to_go:
+            self._withdraw(block)
+        pinned = self._pins.pin(block, seconds)
+        if free_to_go:
+            self._offer(block)
+        return pinned
 
     def drop(self, block_id: BlockId) -> None:
         """A cached block that no cached child needs becomes free; its content is lost."""
         block = self._blocks[block_id]
         if block.ref_cnt or block.node is None or block.kids:
             raise BlockStateError(f"block {block_id} is in use, free, or needed by a cached child; cannot be dropped")
-        self._policy.remove(block)
+        self._withdraw(block)
+        self._policy.forget(block)
         self._unindex(block)
 
     def reset(self) -> bool:
@@ -160,8 +210,10 @@ class BlockPool:
                 idle = False
             else:
                 if block.kids == 0:
-                    self._policy.remove(block)
+                    self._withdraw(block)
                 self._free.append(block.id)
+            self._policy.forget(block)
+            self._pins.forget(block)
             block.node.blocks[block.group] = NULL_BLOCK
             block.node, block.kids = None, 0
         self.num_cached = 0
@@ -183,8 +235,41 @@ class BlockPool:
             raise BlockStateError(f"group {group} has no block for the parent: prefix closure is broken")
         return self._blocks[parent]
 
+    def _offer(self, block: Block) -> None:
+        """The block may be evicted from now on."""
+        if block in self._pins:
+            self._pins.add(block)
+        else:
+            self._policy.add(block)
+
+    def _withdraw(self, block: Block) -> None:
+        if block in self._pins:
+            self._pins.remove(block)
+        else:
+            self._policy.remove(block)
+
+    def _let_expired_go(self) -> None:
+        for block in self._pins.expire():
+            self._policy.add(block)
+
+    def _evict_one(self, wanted: int) -> None:
+        """Raises OutOfBlocks when no cached block may go."""
+        self._let_expired_go()
+        if len(self._policy):
+            block = self._policy.pop()
+        elif self._pins.num_candidates:
+            block = self._pins.pop()
+            self._policy.forget(block)
+        else:
+            raise self.out_of_blocks(wanted)
+        if self._on_evict is not None:
+            self._on_evict(block)
+        self._unindex(block)
+        self.evictions += 1
+
     def _unindex(self, block: Block) -> None:
         """Cached -> free. The block is out of the policy already."""
+        self._pins.forget(block)
         node = block.node
         assert node is not None
         parent = self._tied_parent(node, block.group)
@@ -195,7 +280,7 @@ class BlockPool:
         if parent is not None:
             parent.kids -= 1
             if parent.kids == 0 and parent.ref_cnt == 0:
-                self._policy.add(parent)
+                self._offer(parent)
 
     def check_invariants(self) -> None:
         """Raises BlockStateError when a block's state, the counts, the index and the policy disagree. O(pool)."""
@@ -225,5 +310,5 @@ class BlockPool:
             raise BlockStateError("an index entry points to a block that holds something else")
         if kids != [block.kids for block in self._blocks]:
             raise BlockStateError("the counts of cached children are wrong")
-        if len(self._policy) != sum(not self._blocks[i].kids for i in cached):
+        if len(self._policy) + self._pins.num_candidates != sum(not self._blocks[i].kids for i in cached):
             raise BlockStateError("the eviction policy's candidates are not the cached leaves")

@@ -25,10 +25,12 @@ from anaphora.types import NULL_BLOCK, BlockHash, BlockId
 class Node:
     """Up to block_size tokens after their parent. A root has no parent, and its namespace key as tokens."""
 
-    __slots__ = ("blocks", "hash", "missing", "parent", "refs", "sources", "tokens")
+    __slots__ = ("blocks", "depth", "hash", "missing", "parent", "refs", "sources", "tokens")
 
     def __init__(self, parent: Node | None, digest: BlockHash, tokens: bytes, num_groups: int) -> None:
         self.parent = parent
+        self.depth: int = parent.depth + 1 if parent is not None else -1
+        """Nodes before it, the root not counted."""
         self.hash = digest
         self.tokens = tokens
         """Packed; see hashing.pack_tokens."""
