@@ -79,7 +79,7 @@ KEYS = {
 }
 VALUES = {
     **{each.name: each for each in (*_PLAIN, *_BYTES)},
-    "int4": PieceFormat("int4_values", unit=2, unit_bytes=1, group=32, multiple=16),
+    "int4": PieceFormat("int4_values", unit=2, unit_bytes=1, group=8, group_bytes=1, multiple=16),
 }
 _PAIRS = {**{name: (name, name) for name in KEYS}, "k8v4": ("int8", "int4")}
 """(keys, values) of every name."""

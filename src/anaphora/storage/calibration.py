@@ -22,7 +22,7 @@ VERSION = 1
 """Of the text, of how moments are taken, and of the transforms made of them."""
 
 _TOKENS = 512
-_PLACES = (0.0, 1 / 64, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 3 / 4, 15 / 16)
+PLACES = (0.0, 1 / 64, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 3 / 4, 15 / 16)
 """Where the segments stand, as shares of the context: closer together where most tokens of most requests are."""
 _LONGEST = 32768
 """Tokens; a context beyond is calibrated as if it were so long."""
@@ -34,9 +34,11 @@ class LayerMoments:
 
     query_rms: Tensor
     key_mean: Tensor
+    """Every token weighs what an error of its score changes in the outputs: the first ones, the sinks, weigh most."""
     key_rms: Tensor
-    """Around the mean."""
-    value_mean: Tensor
+    """Around the mean, weighted likewise."""
+    value_rms: Tensor
+    """Of the whole head, the same for all its channels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +81,7 @@ class Calibration:
     def neutral(cls, num_layers: int, kv_heads: int, key_dim: int, value_dim: int) -> Calibration:
         """Knows nothing of the model: every channel alike. What is left of the transforms is their spreading."""
         ones, zeros = torch.ones(kv_heads, key_dim), torch.zeros(kv_heads, key_dim)
-        return cls((LayerMoments(ones, zeros, ones, torch.zeros(kv_heads, value_dim)),) * num_layers)
+        return cls((LayerMoments(ones, zeros, ones, torch.ones(kv_heads, value_dim)),) * num_layers)
 
 
 class Calibrator:
@@ -92,14 +94,22 @@ class Calibrator:
     It is the pass's `attend` (engine/attention.py): it attends within each segment and notes the moments.
     """
 
-    def __init__(self, token_ids: Sequence[int], max_position: int | None, num_layers: int, kv_heads: int) -> None:
-        """`max_position`: the model's context in tokens; None: no bound is known."""
+    def __init__(
+        self,
+        token_ids: Sequence[int],
+        max_position: int | None,
+        num_layers: int,
+        kv_heads: int,
+        places: Sequence[float] = PLACES,
+    ) -> None:
+        """`max_position`: the model's context in tokens; None: no bound is known. `places`: one per segment."""
         self._kv_heads = kv_heads
         self._moments: list[LayerMoments | None] = [None] * num_layers
         context = min(max_position or _LONGEST, _LONGEST)
-        self._length = max(2, min(len(token_ids), _TOKENS, context) // len(_PLACES))
-        used = (list(token_ids) * _TOKENS)[: self._length * len(_PLACES)]
-        begins = [max(0, min(int(place * context), context - self._length)) for place in _PLACES]
+        self._segments = len(places)
+        self._length = max(2, min(len(token_ids), _TOKENS, context) // self._segments)
+        used = (list(token_ids) * _TOKENS)[: self._length * self._segments]
+        begins = [max(0, min(int(place * context), context - self._length)) for place in places]
         self.token_ids = torch.tensor(used, dtype=torch.long)
         self.positions = torch.tensor([b + i for b in begins for i in range(self._length)], dtype=torch.long)
 
@@ -117,12 +127,9 @@ class Calibrator:
     ) -> Tensor:
         """See engine.attention.Attend; windows are not looked at, segments are shorter. State changes: the moments."""
         # [segments, length, kv_heads, query heads per KV head, dim]
-        shape = (len(_PLACES), self._length, self._kv_heads)
+        shape = (self._segments, self._length, self._kv_heads)
         queries = query.float().view(*shape, -1, query.shape[-1])
         keys, values = (x.float().view(*shape, x.shape[-1]) for x in (key, value))
-        # A mean of keys adds the same to every score of a query; a cap or a sink tells that from nothing.
-        capped, sunk = softcap is not None, sinks is not None
-        self._moments[layer] = _moments(queries, keys, values, center_keys=not (capped or sunk), center_values=not sunk)
         scores = torch.einsum("sihgd,sjhd->shgij", queries, keys) * scale
         if softcap is not None:
             scores = torch.tanh(scores / softcap) * softcap
@@ -135,7 +142,11 @@ class Calibrator:
             sink = sinks.float().view(heads).expand(*scores.shape[:-1], 1)
             scores = torch.cat([scores, sink], dim=-1)
         weights = scores.softmax(-1)[..., : self._length]
-        return torch.einsum("shgij,sjhd->sihgd", weights, values).reshape(*query.shape[:2], -1).to(query.dtype)
+        outputs = torch.einsum("shgij,sjhd->sihgd", weights, values)
+        # A mean of keys adds the same to every score of a query, which softmax does not see; a cap or a sink does.
+        blind = softcap is None and sinks is None
+        self._moments[layer] = _moments(queries, keys, values, _costs(weights, outputs, values), blind=blind)
+        return outputs.reshape(*query.shape[:2], -1).to(query.dtype)
 
     def result(self) -> Calibration:
         """Raises AnaphoraError when the pass was not whole, or made numbers that are not finite (naming the layer)."""
@@ -151,13 +162,22 @@ class Calibrator:
         return Calibration(tuple(layers))
 
 
-def _moments(queries: Tensor, keys: Tensor, values: Tensor, *, center_keys: bool, center_values: bool) -> LayerMoments:
-    """Over the segments' tokens, but for the first of each, which is a sink with keys like no other's."""
-    flat_keys, flat_values = keys[:, 1:].flatten(0, 1).double(), values[:, 1:].flatten(0, 1).double()
-    key_mean = flat_keys.mean(0) * center_keys
-    return LayerMoments(
-        queries[:, 1:].double().square().mean((0, 1, 3)).sqrt().float().cpu(),
-        key_mean.float().cpu(),
-        (flat_keys - key_mean).square().mean(0).sqrt().float().cpu(),
-        (flat_values.mean(0) * center_values).float().cpu(),
-    )
+def _costs(weights: Tensor, outputs: Tensor, values: Tensor) -> Tensor:
+    """[segments, length, kv_heads], of sum 1 over tokens: what an error of a key's scores changes in the outputs.
+
+    d output_i / d score_ij = weight_ij (value_j - output_i), squared and summed over the queries i.
+    """
+    products = torch.einsum("sihgd,sjhd->shgij", outputs, values)
+    sizes = values.square().sum(-1).permute(0, 2, 1)[:, :, None, None]
+    distances = sizes + outputs.square().sum(-1).permute(0, 2, 3, 1)[..., None] - 2 * products
+    costs = (weights.square() * distances.clamp_min(0)).sum((2, 3)).permute(0, 2, 1).double()
+    return costs / costs.sum((0, 1), keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
+
+
+def _moments(queries: Tensor, keys: Tensor, values: Tensor, costs: Tensor, *, blind: bool) -> LayerMoments:
+    keys, values = keys.double(), values.double()
+    key_mean = torch.einsum("sjh,sjhd->hd", costs, keys) * blind
+    key_rms = torch.einsum("sjh,sjhd->hd", costs, (keys - key_mean).square()).sqrt()
+    value_rms = values.square().mean((0, 1, 3)).sqrt()[:, None].expand(-1, values.shape[-1])
+    query_rms = queries.double().square().mean((0, 1, 3)).sqrt()
+    return LayerMoments(*(x.float().cpu() for x in (query_rms, key_mean, key_rms, value_rms)))

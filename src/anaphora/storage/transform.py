@@ -1,7 +1,7 @@
 """What is done to keys and values before a format with scales keeps them, and undone around attention.
 
     keys     k' = (k - mean) B            queries  q' = q B^-T         so q'.k' = q.k - q.mean, and softmax is blind to
-    values   v' = (v - mean) S            output   o = o' S^T + mean   what all keys of a query have in common
+    values   v' = v S / rms               output   o = o' S^T rms      what all keys of a query have in common
 
 B gives every channel the size at which its error costs the same, sorts channels by that cost, and spreads them:
 
@@ -53,18 +53,18 @@ class KeyTransform:
 class ValueTransform:
     """Of one layer."""
 
-    mean: Tensor
-    """[kv_heads, dim]"""
+    rms: Tensor
+    """[kv_heads, 1]"""
     spread: Tensor
-    """[dim, dim], orthogonal: v' = (v - mean) @ spread"""
+    """[dim, dim], orthogonal"""
 
     def of_values(self, value: Tensor) -> Tensor:
-        """value [T, kv_heads, dim] of any dtype -> float32."""
-        return (value.float() - self.mean) @ self.spread
+        """value [T, kv_heads, dim] of any dtype -> float32, of size about 1."""
+        return (value.float() / self.rms) @ self.spread
 
     def of_output(self, output: Tensor) -> Tensor:
         """What attention made of transformed values, [T, query_heads, dim] -> of the values themselves."""
-        return output @ self.spread.T + self.mean.repeat_interleave(output.shape[1] // len(self.mean), dim=0)
+        return output @ self.spread.T * self.rms.repeat_interleave(output.shape[1] // len(self.rms), dim=0)
 
 
 def key_transform(moments: LayerMoments, wide: int) -> KeyTransform:
@@ -82,7 +82,8 @@ def key_transform(moments: LayerMoments, wide: int) -> KeyTransform:
 
 
 def value_transform(moments: LayerMoments) -> ValueTransform:
-    return ValueTransform(moments.value_mean, spread(moments.value_mean.shape[-1]).float())
+    sizes = moments.value_rms[:, :1]
+    return ValueTransform(torch.where(sizes > 0, sizes, 1.0), spread(moments.value_rms.shape[-1]).float())
 
 
 def spread(n: int) -> Tensor:

@@ -15,8 +15,6 @@ from torch.nn import functional
 
 from anaphora.geometry.kv_dtype import PieceFormat
 
-_LARGEST_SCALE = torch.finfo(torch.float16).max
-
 
 class Format(ABC):
     """Turns vectors into bytes and back. Has no state."""
@@ -52,6 +50,7 @@ def grouped(x: Tensor, group: int) -> Tensor:
     return padded.view(len(x), padded.shape[1] // group, group)
 
 
-def scale_of(x: Tensor) -> Tensor:
-    """As stored: float16, the largest that there is instead of infinity."""
-    return x.clamp(-_LARGEST_SCALE, _LARGEST_SCALE).half()
+def scale_of(x: Tensor, dtype: torch.dtype = torch.float16) -> Tensor:
+    """As stored; the largest finite number where x is beyond it."""
+    largest = torch.finfo(dtype).max
+    return x.clamp(-largest, largest).to(dtype)
