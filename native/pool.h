@@ -20,16 +20,9 @@ class Worker {
     // Every thread waits for the others. Afterwards all work counts as unclaimed again.
     void barrier();
 
-    // Like barrier(), but calls idle() again and again while it waits, until it returns false.
-    template <typename Idle>
-    void barrier(Idle &&idle);
-
     // One of the pieces 0 .. pieces - 1 that no thread has claimed since the last barrier, or -1. A thread gets those
     // of its own share first, in order (what it streams from memory stays in sequence), then helps the others.
     int claim(int pieces);
-
-    // The first piece of this thread's share.
-    int first(int pieces) const { return share(pieces, index); }
 
   private:
     friend class Pool;
@@ -78,14 +71,5 @@ std::shared_ptr<Pool> pool();
 
 // How many threads pool() has; takes effect with the next job.
 void set_threads(int threads);
-
-template <typename Idle>
-void Worker::barrier(Idle &&idle) {
-    int epoch;
-    if (pool_.arrive(epoch)) return;
-    while (pool_.epoch_.value.load(std::memory_order_acquire) == epoch && idle()) {
-    }
-    pool_.wait(epoch);
-}
 
 }  // namespace anaphora
