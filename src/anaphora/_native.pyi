@@ -87,7 +87,8 @@ class Step:
         alibi_slopes: Array | None = None,
         sinks: Array | None = None,
     ) -> None:
-        """query [T, query_heads, key_dim] -> out [T, query_heads, value_dim], float32; see engine/attention.py's Attend.
+        """query [T, query_heads, key_dim] -> out [T, query_heads, value_dim], float32;
+        see engine/attention.py's Attend.
 
         The step's keys and values must be written. softcap 0: none. State changes: out.
         """
@@ -194,8 +195,8 @@ class Program:
 
         best int64 [W], written: the lowest token id of each row's largest logit; NaN counts as larger than any.
 
-        State changes: logits, best, and the storage of the step. Raises ValueError, with nothing changed, for a token id
-        or a row that is not there, and without a step when the program attends.
+        State changes: logits, best, and the storage of the step. Raises ValueError, with nothing changed, for a
+        token id or a row that is not there, and without a step when the program attends.
         """
 
     def values(self, buffer: int) -> numpy.typing.NDArray[numpy.float32]:
