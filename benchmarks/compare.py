@@ -18,6 +18,7 @@ import json
 import math
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -71,6 +72,7 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
 
 
 def main() -> None:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the engines' processes end too
     args = arguments()
     try:
         model = resolve_model(args.model).path
@@ -107,8 +109,10 @@ def measure(workloads: list[Workload], peers: list[Peer], places: Places, args: 
         meter.measure()
         runs = Runs(places, word_ids(places.model), args.rounds, args.cell_seconds, meter.measure)
         small = [w for w in workloads if not w.large]
-        runs.in_process([w for w in small if w.in_process], peers, places.model, config["vocab_size"])
-        runs.http([w for w in small if w.kind == "http-ttft"], peers)
+        if inside := [w for w in small if w.in_process]:
+            runs.in_process(inside, peers, places.model, config["vocab_size"])
+        if over_http := [w for w in small if w.kind == "http-ttft"]:
+            runs.http(over_http, peers)
         for workload in (w for w in small if w.kind == "start"):
             runs.starts(workload, peers)
         for workload in (w for w in workloads if w.large):

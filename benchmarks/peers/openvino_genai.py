@@ -20,9 +20,9 @@ class OpenVino:
         scheduler.enable_prefix_caching = True
         scheduler.max_num_seqs = 64
         scheduler.max_num_batched_tokens = 512
-        path = start.cache / "openvino" / start.model.name
+        path = start.cache / "openvino-models" / start.model.name
         self.pipeline = genai.ContinuousBatchingPipeline(
-            str(path), scheduler, "CPU", {"INFERENCE_NUM_THREADS": start.threads}
+            str(path), scheduler, "CPU", {"INFERENCE_NUM_THREADS": start.threads, "KV_CACHE_PRECISION": "f16"}
         )
         self.calls = 0
 
@@ -46,7 +46,7 @@ class OpenVino:
         return times
 
     def note(self, workload: Workload) -> str:
-        return ""
+        return "f16"
 
 
 if __name__ == "__main__":

@@ -41,6 +41,9 @@ class Places:
     def large_model(self) -> Path:
         return self.cache / "models" / "qwen2.5-1.5b-random"
 
+    def openvino_model(self, model: Path) -> Path:
+        return self.cache / "openvino-models" / model.name
+
     def log(self, name: str) -> Path:
         folder = self.cache / "logs"
         folder.mkdir(parents=True, exist_ok=True)

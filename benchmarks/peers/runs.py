@@ -17,6 +17,8 @@ from benchmarks.peers.setup import missing
 from benchmarks.peers.worker import Start
 from benchmarks.peers.workload import Workload, prompts
 
+LOAD_TIMEOUT = 1200.0
+"""Seconds; vLLM compiles the model at its first start."""
 ANSWER_TIMEOUT = 600.0
 SETTLE = 0.3
 """Seconds for the last engine's threads to fall asleep before the next one is timed."""
@@ -179,7 +181,7 @@ class Runs:
         start = Start(model, places.cache, places.threads, vocabulary, places.fast_bfloat16)
         fields = {name: str(v) if isinstance(v, Path) else v for name, v in asdict(start).items()}
         try:
-            worker.ask({"op": "load", "start": fields}, ANSWER_TIMEOUT)
+            worker.ask({"op": "load", "start": fields}, LOAD_TIMEOUT)
         except WorkerFailed:
             worker.close()
             raise

@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 import tarfile
+import tempfile
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -36,6 +37,11 @@ LLAMA_OPTIONS = {
     "LLAMA_USE_PREBUILT_UI": "OFF",
     "LLAMA_OPENSSL": "OFF",
 }
+GGUF_KINDS = ("bf16", "f16", "f32")
+OPENVINO_CONVERT = """
+import sys, openvino_genai
+openvino_genai.LLMPipeline(sys.argv[1], "CPU", enable_save_ov_model=True)
+"""
 
 
 class StepFailed(Exception):
@@ -72,7 +78,7 @@ def missing(peer: Peer, places: Places) -> str | None:
 
 
 def _transformers(places: Places, models: list[Path]) -> None:
-    wanted = ["-c", str(CONSTRAINTS), "torch", "transformers", "accelerate", "numpy"]
+    wanted = ["-c", str(CONSTRAINTS), "torch", "transformers", "accelerate", "sentencepiece"]
     _environment(places, "transformers", [wanted], "setup-transformers")
 
 
@@ -83,38 +89,64 @@ def _vllm(places: Places, models: list[Path]) -> None:
 
 
 def _openvino(places: Places, models: list[Path]) -> None:
-    _environment(places, "openvino", [[f"openvino-genai=={OPENVINO_VERSION}", "numpy"]], "setup-openvino")
+    """Its own reader of GGUF files makes its model and tokenizer folders."""
+    log = places.log("setup-openvino")
+    _environment(places, "openvino", [[f"openvino-genai=={OPENVINO_VERSION}", "numpy"]], log.stem)
+    for model in models:
+        _gguf(places, model, "f16", log)
+        folder = places.openvino_model(model)
+
+        def convert(model: Path = model, folder: Path = folder) -> None:
+            folder.mkdir(parents=True, exist_ok=True)
+            link = folder / "model.gguf"
+            link.unlink(missing_ok=True)
+            link.symlink_to(places.gguf(model, "f16"))
+            _run([str(places.python("openvino")), "-c", OPENVINO_CONVERT, str(link)], log)
+
+        _once(folder, convert)
 
 
 def _llama_cpp(places: Places, models: list[Path]) -> None:
     log = places.log("setup-llama.cpp")
-    _transformers(places, models)  # its converter needs torch and transformers
     _environment(places, "llama-cpp-python", [["numpy", "typing-extensions", "jinja2", "diskcache"]], log.stem)
-    source = places.llama_source
-    if not source.exists():
-        options = ["--no-binary", "llama-cpp-python"]
-        archive = _download(places, f"llama-cpp-python=={LLAMA_VERSION}", "llama_cpp_python-*.tar.gz", options, log)
-        with tarfile.open(archive) as tar:
-            tar.extractall(source.parent, filter="data")
-    upstream = source / "vendor" / "llama.cpp"
+    for model in models:
+        for kind in GGUF_KINDS[: 2 if model == places.large_model else 3]:  # float32 of the larger one: 6 GB, slower
+            _gguf(places, model, kind, log)
 
     def build() -> None:
         folder = places.llama_build.parent
         options = [f"-D{name}={value}" for name, value in LLAMA_OPTIONS.items()]
-        _run(["cmake", "-S", str(upstream), "-B", str(folder), *options], log)
+        _run(["cmake", "-S", str(_llama_upstream(places, log)), "-B", str(folder), *options], log)
         _run(["cmake", "--build", str(folder), f"-j{places.threads}", "-t", *LLAMA_TARGETS], log)
 
     _once(places.llama_build, build)
-    for model in models:
-        for kind in ("bf16", "f16", "f32"):
-            target = places.gguf(model, kind)
-            if target.exists() or (kind == "f32" and model == places.large_model):
-                continue
-            target.parent.mkdir(exist_ok=True)
-            part = target.with_suffix(".part")
-            converter = [str(places.python("transformers")), str(upstream / "convert_hf_to_gguf.py")]
-            _run([*converter, str(model), "--outtype", kind, "--outfile", str(part)], log)
-            part.rename(target)
+
+
+def _gguf(places: Places, model: Path, kind: str, log: Path) -> None:
+    """The same weights as a GGUF file of type `kind`, by llama.cpp's own converter."""
+    target = places.gguf(model, kind)
+    if target.exists():
+        return
+    _transformers(places, [])  # what the converter imports
+    target.parent.mkdir(exist_ok=True)
+    part = target.with_suffix(".part")
+    converter = str(_llama_upstream(places, log) / "convert_hf_to_gguf.py")
+    options = ["--outtype", kind, "--outfile", str(part)]
+    _run([str(places.python("transformers")), converter, str(model), *options], log)
+    part.rename(target)
+
+
+def _llama_upstream(places: Places, log: Path) -> Path:
+    """llama.cpp's source, fetched and unpacked when it is not there."""
+    source = places.llama_source
+    if not source.exists():
+        options = ["--no-binary", "llama-cpp-python"]
+        archive = _download(places, f"llama-cpp-python=={LLAMA_VERSION}", "llama_cpp_python-*.tar.gz", options, log)
+        with tempfile.TemporaryDirectory(dir=places.cache) as work, tarfile.open(archive) as tar:
+            tar.extractall(work, filter="data")
+            source.parent.mkdir(exist_ok=True)
+            (Path(work) / source.name).rename(source)
+    return source / "vendor" / "llama.cpp"
 
 
 STEPS: dict[str, Callable[[Places, list[Path]], None]] = {

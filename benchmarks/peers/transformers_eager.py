@@ -39,7 +39,7 @@ class Eager:
         tokens = torch.tensor(prompts)[:, reused:]
         times = []
         for _ in range(new_tokens):
-            logits = self.model(tokens, past_key_values=cache, use_cache=True, logits_to_keep=1).logits
+            logits = self.model(tokens, cache=cache, use_cache=True, logits_to_keep=1).logits
             tokens = logits[:, -1].argmax(-1, keepdim=True)
             times.append(time.perf_counter() - began)
         self.held[len(prompts)] = prompts, cache
