@@ -125,24 +125,21 @@ def test_names_carry_the_calibration_where_it_matters() -> None:
 
 def test_nothing_that_is_not_finite_is_kept() -> None:
     layer = codec_for("int8", SMOLLM2).layer(11)
-    good, bad = torch.randn(5, 3, 64), torch.randn(5, 3, 64)
-    layer.check(good, good)
+    query, good, bad = torch.randn(5, 9, 64), torch.randn(5, 3, 64), torch.randn(5, 3, 64)
+    layer.before(query, good, good)
     bad[2, 1, 7] = torch.nan
     with pytest.raises(AnaphoraError, match=r"layer 11 made keys that are NaN.*float32"):
-        layer.check(bad, good)
+        layer.before(query, bad, good)
     bad[2, 1, 7] = torch.inf
     with pytest.raises(AnaphoraError, match="layer 11 made values"):
-        layer.check(good, bad)
+        layer.before(query, good, bad)
 
 
 @pytest.mark.parametrize("name", ["int8", "fp8_e4m3", "int4", "k8v4"])
 @pytest.mark.parametrize("known", [None, calibration(5)])
-def test_attention_over_stored_is_attention(name: str, known: Calibration | None) -> None:
-    """Softmax over transformed queries and keys, and the output brought back, within the format's error."""
+def test_attention_over_transformed_is_attention(name: str, known: Calibration | None) -> None:
+    """Softmax over transformed queries and keys, and the output brought back, is that over the originals."""
     layer = codec_for(name, SMOLLM2, calibration=known).layer(4)
-    keys, values = layer.key_transform, layer.value_transform
-    assert keys is not None
-    assert values is not None
     random = torch.Generator().manual_seed(3)
     query, key, value = (torch.randn(40, heads, 64, generator=random) for heads in (9, 3, 3))
     if known is not None:
@@ -155,8 +152,8 @@ def test_attention_over_stored_is_attention(name: str, known: Calibration | None
         return torch.einsum("hij,jhd->ihd", weights, v)
 
     exact = attend(query, key, value)
-    turned = attend(keys.of_queries(query), keys.of_keys(key), values.of_values(value))
-    torch.testing.assert_close(values.of_output(turned), exact, atol=2e-4, rtol=2e-4)
+    turned = layer.after(attend(*layer.before(query, key, value)))
+    torch.testing.assert_close(turned, exact, atol=2e-4, rtol=2e-4)
 
 
 def test_fewer_errors_where_the_model_is_known() -> None:

@@ -166,6 +166,8 @@ class _Step:
         alibi_slopes: Tensor | None = None,
         sinks: Tensor | None = None,
     ) -> Tensor:
+        codec, dtype = self.storage.codec.layer(layer), query.dtype
+        query, key, value = codec.before(query, key, value)
         blocks, offsets, spans = self._groups[self.storage.layout.place(layer)[0]]
         self.storage.write(layer, blocks, offsets, key, value)
         out = query.new_empty(*query.shape[:2], value.shape[-1])
@@ -181,7 +183,7 @@ class _Step:
             queries = query.index_select(0, span.tokens).view(b, n, *query.shape[1:])
             result = _attention(span, queries, keys, values, scale, softcap, alibi_slopes, sinks)
             out.index_copy_(0, span.tokens, result.flatten(0, 1))
-        return out
+        return codec.after(out).to(dtype)
 
     def _tensor(self, numbers: Sequence[int] | Sequence[Sequence[int]]) -> Tensor:
         return torch.tensor(numbers, dtype=torch.long, device=self.storage.device)

@@ -43,14 +43,31 @@ class LayerCodec:
     """None where keys are plain."""
     value_transform: ValueTransform | None
 
-    def check(self, key: Tensor, value: Tensor) -> None:
-        """Raises AnaphoraError, naming the layer, when anything is NaN or infinite: scales would spread it."""
-        for what, x in (("keys", key), ("values", value)):
-            if not bool(x.isfinite().all()):
-                raise AnaphoraError(
-                    f"layer {self.index} made {what} that are NaN or infinite, which {self.key.size.name} keys and "
-                    f"{self.value.size.name} values cannot hold. Try --dtype float32, or fetch the weights again"
-                )
+    def before(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """What attention over stored keys and values asks with, and what is to be stored; float32 where transformed.
+
+        query [T, query_heads, key_dim], key [T, kv_heads, key_dim], value [T, kv_heads, value_dim].
+
+        Raises AnaphoraError, naming the layer, when a format with scales is given NaN or infinity: it would spread.
+        """
+        if self.key_transform is not None:
+            self._check("keys", key)
+            query, key = self.key_transform.of_queries(query), self.key_transform.of_keys(key)
+        if self.value_transform is not None:
+            self._check("values", value)
+            value = self.value_transform.of_values(value)
+        return query, key, value
+
+    def after(self, output: Tensor) -> Tensor:
+        """What attention made of stored values, [T, query_heads, value_dim] -> of the values themselves."""
+        return output if self.value_transform is None else self.value_transform.of_output(output)
+
+    def _check(self, what: str, x: Tensor) -> None:
+        if not bool(x.isfinite().all()):
+            raise AnaphoraError(
+                f"layer {self.index} made {what} that are NaN or infinite, which the cache's formats with scales "
+                "cannot hold. Try --dtype float32, or fetch the weights again"
+            )
 
 
 class Codec:

@@ -26,7 +26,7 @@ class Format(ABC):
         """x [N, dim] float32 -> (codes [N, code_bytes], scales [N, scale_bytes]), both uint8.
 
         Row i of the result depends on row i of x alone. What NaN or infinity become is not defined: the caller
-        looks for them first (`LayerCodec.check`).
+        looks for them first (`LayerCodec.before`).
         """
 
     @abstractmethod
