@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from click.testing import CliRunner, Result
 from torch import Tensor
 
@@ -63,7 +64,7 @@ def test_compare_cache_fails_when_the_tokens_differ(folder: Path, monkeypatch: p
 
     def corrupting(runner: ModelRunner, batch: Batch) -> Tensor:
         if batch.rows[0].start:
-            runner._storage.values.neg_()
+            runner._storage.data.view(torch.float32).neg_()
         return honest(runner, batch)
 
     monkeypatch.setattr(ModelRunner, "execute", corrupting)
