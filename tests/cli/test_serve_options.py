@@ -39,6 +39,7 @@ def test_print_config_leaves_nothing_open(folder: Path) -> None:
     assert None not in config.values()
     assert "auto" not in (config["dtype"], config["device"])
     assert config["max_model_len"] == 512
+    assert config["eviction_policy"] == "hazard"
     assert config["num_blocks"] == (1 << 20) // (2 * 2 * (8 + 8) * 16 * 4)
 
 
@@ -54,6 +55,11 @@ def test_a_vllm_config_file_gives_defaults_and_the_command_line_wins(folder: Pat
     assert config["block_size"] == 32
     assert config["enable_prefix_caching"] is False
     assert config["model_path"] == str(folder)
+
+
+def test_the_eviction_policy_is_chosen_by_name(folder: Path) -> None:
+    assert resolved(str(folder), "--eviction-policy", "s3-fifo")["eviction_policy"] == "s3-fifo"
+    assert "must be one of lru, lfu" in refused(str(folder), "--eviction-policy", "random")
 
 
 def test_every_problem_of_a_config_file_is_told_at_once(tmp_path: Path) -> None:

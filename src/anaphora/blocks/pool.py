@@ -163,13 +163,14 @@ class BlockPool:
             raise BlockStateError(f"block {block_id} is not active, or already indexed")
         if node.blocks[group] != NULL_BLOCK:
             raise BlockStateError(f"block {block_id} holds what block {node.blocks[group]} is already indexed for")
-        if (parent := self._tied_parent(node, group)) is not None:
-            if parent.kids == 0 and parent.ref_cnt == 0:
-                self._withdraw(parent)
-            parent.kids += 1
+        if (tied := self._tied_parent(node, group)) is not None:
+            if tied.kids == 0 and tied.ref_cnt == 0:
+                self._withdraw(tied)
+            tied.kids += 1
         block.node, block.group = node, group
         self.prefixes.attach(node, group, block_id)
-        self._policy.insert(block, parent)
+        above = node.above.blocks[group]
+        self._policy.insert(block, self._blocks[above] if above != NULL_BLOCK else None)
 
     def pin(self, block_id: BlockId, seconds: float) -> bool:
         """Keep a findable block longer than any unpinned one; False when `max_pinned` blocks are pinned already.

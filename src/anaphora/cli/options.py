@@ -72,6 +72,12 @@ ENGINE_OPTIONS: tuple[Callable[[F], F], ...] = (
     click.option(
         "--enable-prefix-caching/--no-enable-prefix-caching", default=True, show_default=True, help="Reuse prefixes."
     ),
+    click.option(
+        "--eviction-policy",
+        default="hazard",
+        show_default=True,
+        help="What goes when the KV pool is full: hazard (ours), lru, lfu, slru, arc, s3-fifo or cost-aware.",
+    ),
     click.option("--seed", type=int, help="For requests that bring none. Default: each draws its own."),
     click.option("--chat-template", type=click.Path(path_type=Path), help="Jinja file that replaces the model's own."),
 )

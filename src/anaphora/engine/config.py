@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from anaphora.blocks.eviction import DEFAULT_POLICY, POLICIES
 from anaphora.engine.backend import Backend, NativeNeeds, choose_backend
 from anaphora.errors import ConfigError
 from anaphora.geometry.kv_dtype import BlockMap, kv_dtype
@@ -39,6 +40,7 @@ class UserConfig:
     kv_memory: int | None = None
     """Bytes of the KV pool."""
     enable_prefix_caching: bool = True
+    eviction_policy: str = DEFAULT_POLICY
     seed: int | None = None
     """Of requests that bring none; None = each draws its own."""
     chat_template: str | None = None
@@ -69,6 +71,7 @@ class EngineConfig:
     bytes_per_token: int
     block_bytes: int
     enable_prefix_caching: bool
+    eviction_policy: str
     seed: int | None
 
     @property
@@ -166,6 +169,7 @@ def resolve(
         bytes_per_token=blocks.dtype.bytes_per_token(layout),
         block_bytes=block_bytes,
         enable_prefix_caching=user.enable_prefix_caching,
+        eviction_policy=user.eviction_policy,
         seed=user.seed,
     )
     return config, blocks
@@ -179,6 +183,8 @@ def _positive(user: UserConfig) -> None:
     size = user.block_size
     if not 1 <= size <= 256 or size & (size - 1):
         raise ConfigError(f"--block-size is {size}; it must be a power of two from 1 to 256, for example 16")
+    if user.eviction_policy not in POLICIES:
+        raise ConfigError(f"--eviction-policy is {user.eviction_policy!r}; it must be one of {', '.join(POLICIES)}")
     if user.implementation not in ("auto", "compact", "transformers"):
         raise ConfigError(f"--implementation is {user.implementation!r}; it must be auto, compact or transformers")
 

@@ -7,6 +7,7 @@ import secrets
 import time
 from collections.abc import Sequence
 
+from anaphora.blocks.eviction import make_policy
 from anaphora.blocks.hashing import HashChain, Namespace
 from anaphora.blocks.manager import KVCacheManager
 from anaphora.engine.batch import Batch, BatchRow
@@ -50,6 +51,7 @@ class Engine:
             config.num_blocks,
             config.block_size,
             [group.window for group in layout.groups],
+            make_policy(config.eviction_policy),
             enable_prefix_caching=config.enable_prefix_caching,
         )
         self.scheduler = Scheduler(

@@ -61,7 +61,7 @@ class EvictionPolicy(Protocol[T]):
         """Number of candidates."""
 
     def insert(self, entry: T, parent: T | None) -> None:
-        """The entry is cached from now on, below `parent` (None: the first block, or the owner has no such tie)."""
+        """The entry is cached from now on, below `parent` (None: the first block, or the owner does not say)."""
         return
 
     def hit(self, entry: T) -> None:
