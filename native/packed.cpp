@@ -34,21 +34,26 @@ int64_t source_row(const Weights &weights, int64_t panel, int64_t lane) {
     return row < weights.outputs ? half * weights.outputs + row : -1;
 }
 
-// T: two bfloat16 or one float32; the inputs are taken T by T.
+// T: two bfloat16 or one float32; the inputs are taken T by T. Sixteen T of each of sixteen rows are turned at a time,
+// so that every line of memory is read and written whole.
 template <typename T>
 void pack(const Weights &weights, const std::byte *source, size_t element, std::byte *to, int64_t panel) {
     const int64_t steps = weights.panel_bytes() / static_cast<int64_t>(kPanel * sizeof(T));
     const size_t row_bytes = static_cast<size_t>(weights.inputs) * element;
     T *out = reinterpret_cast<T *>(to + panel * weights.panel_bytes());
-    for (int64_t lane = 0; lane < kPanel; ++lane) {
-        const int64_t row = source_row(weights, panel, lane);
-        const std::byte *from = source + std::max<int64_t>(row, 0) * static_cast<int64_t>(row_bytes);
-        for (int64_t step = 0; step < steps; ++step) {
-            T value{};
-            const size_t at = static_cast<size_t>(step) * sizeof(T);
-            if (row >= 0 && at < row_bytes) std::memcpy(&value, from + at, std::min(sizeof(T), row_bytes - at));
-            out[step * kPanel + lane] = value;
+    constexpr int64_t kTile = 16;
+    T tile[kPanel][kTile];
+    for (int64_t first = 0; first < steps; first += kTile) {
+        const int64_t count = std::min(kTile, steps - first);
+        const size_t at = static_cast<size_t>(first) * sizeof(T);
+        const size_t bytes = std::min(row_bytes - at, sizeof tile[0]);
+        for (int64_t lane = 0; lane < kPanel; ++lane) {
+            const int64_t row = source_row(weights, panel, lane);
+            if (row < 0 || bytes < sizeof tile[0]) std::memset(tile[lane], 0, sizeof tile[lane]);
+            if (row >= 0) std::memcpy(tile[lane], source + static_cast<size_t>(row) * row_bytes + at, bytes);
         }
+        for (int64_t step = 0; step < count; ++step)
+            for (int64_t lane = 0; lane < kPanel; ++lane) out[(first + step) * kPanel + lane] = tile[lane][step];
     }
 }
 
