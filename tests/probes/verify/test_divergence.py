@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from anaphora.probes.verify.divergence import common_length, explain, render
+from anaphora.probes.verify.divergence import explain, render
 
 RULES = "You are a helpful assistant. "
 UUID = "123e4567-e89b-12d3-a456-42661417"
@@ -72,9 +72,3 @@ def test_parts_and_calls_are_rendered() -> None:
     calls = [{"function": {"name": "f"}}]
     text = render({"messages": [{"role": "user", "content": parts}, {"role": "assistant", "tool_calls": calls}]})
     assert text == '[user]\nsee <image_url>\n[assistant]\n[{"function": {"name": "f"}}]\n'
-
-
-def test_common_length() -> None:
-    assert common_length("", "a") == 0
-    assert common_length("abc", "abd") == 2
-    assert common_length("a" * 1000, "a" * 999) == 999
