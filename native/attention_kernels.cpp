@@ -102,7 +102,7 @@ NOINLINE void score(const Source &source, int units, const float *query, int64_t
         }
         vf sums[R][V] = {};
         const float *q = query;
-        for (int64_t u = 0, at = 0; u < units; ++u, at += source.step, q += Reader::unit) {
+        _Pragma("GCC unroll 4") for (int64_t u = 0, at = 0; u < units; ++u, at += source.step, q += Reader::unit) {
             UNROLL for (int p = 0; p < V; p += 2) {
                 if (kAhead<R>)
                     UNROLL for (int v = p; v < p + 2; v += per) __builtin_prefetch(ahead[v] + at);
@@ -199,18 +199,22 @@ constexpr int padded(int dim) {
     return (dim + Reader::unit - 1) / Reader::unit * Reader::unit;
 }
 
+// Decodes the keys of groups first .. end - 1, and asks for those of the groups behind them, up to `last`.
 template <typename Reader>
-void decode_keys(const Source &source, int units, int first, int end, float *decoded, Source &into) {
+void decode_keys(const Source &source, int units, int first, int end, int last, float *decoded, Source &into) {
     into.step = kGroup * sizeof(float);
     for (int g = first; g < end; ++g, decoded += units * Reader::unit * kGroup) {
         into.group[g] = reinterpret_cast<const uint8_t *>(decoded);
-        for (int u = 0; u < units; ++u)
+        const int next = g + end - first < last ? g + end - first : g;
+        for (int u = 0; u < units; ++u) {
+            __builtin_prefetch(source.group[next] + u * source.step);
             UNROLL for (int v = 0; v < kGroup / kLanes; ++v) {
                 const uint8_t *from = source.group[g] + u * source.step + v * kLanes * Reader::unit_bytes;
                 each<Reader::unit>([&]<int e>() {
                     store(decoded + (u * Reader::unit + e) * kGroup + v * kLanes, Reader::template element<e>(from));
                 });
             }
+        }
     }
 }
 
@@ -234,7 +238,7 @@ void scores_of(const Tile &tile, const Segment &segment) {
     Source decoded;
     for (int g = all.begin / kGroup; g < end; g += chunk) {
         const int stop = g + chunk < end ? g + chunk : end;
-        decode_keys<Reader>(source, units, g, stop, tile.scratch.decoded, decoded);
+        decode_keys<Reader>(source, units, g, stop, end, tile.scratch.decoded, decoded);
         by_rows(segment.first_row, last, [&]<int R>(int row) {
             const Range range = seen(tile, segment, row, R);
             const int from = range.begin / kGroup, to = (range.end + kGroup - 1) / kGroup;
@@ -319,14 +323,14 @@ void mix_of(const Tile &tile, const Segment &segment) {
     }
 }
 
-// Asks for the first values that few rows will read, so that they come while the weights are made.
+// Asks for the values of all tokens, so that they come while the weights are made.
 template <typename Reader>
 void expect_values(const Tile &tile, const Segment &segment) {
     const Range all = seen(tile, segment, segment.first_row, segment.rows);
-    if (segment.rows > 3 || all.begin >= all.end) return;
+    if (all.begin >= all.end) return;
     Source source;
     locate<Reader>(tile, segment, false, source);
-    const int end = all.begin + kChunk < all.end ? all.begin + kChunk : all.end;
+    const int end = segment.rows > 3 || all.begin + kChunk > all.end ? all.end : all.begin + kChunk;
     for (int t = all.begin; t < end; ++t) {
         const uint8_t *token = source.group[t / kGroup] + t % kGroup * source.step;
         for (int64_t at = 0; at < source.step; at += 64) __builtin_prefetch(token + at);
@@ -391,17 +395,35 @@ void load_queries(const Tile &tile, const float *const *query, float factor) {
     }
 }
 
+// The panel's dims in order.
+template <typename Reader>
+INLINE void in_order(vf &left, vf &right) {
+    if constexpr (Reader::unit == 2) {
+        const vf even = left, odd = right;
+#if ANAPHORA_LANES == 16
+        left = __builtin_shufflevector(even, odd, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+        right = __builtin_shufflevector(even, odd, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+#else
+        left = __builtin_shufflevector(even, odd, 0, 8, 1, 9, 2, 10, 3, 11);
+        right = __builtin_shufflevector(even, odd, 4, 12, 5, 13, 6, 14, 7, 15);
+#endif
+    }
+}
+
 template <typename Reader>
 void write_record(const Tile &tile, int row, int panels) {
     const float *mixed = tile.scratch.mixed + static_cast<int64_t>(row) * panels * kPanelDims;
     float *to = tile.record[row];
     for (int p = 0; p < panels; ++p, mixed += kPanelDims) {
-        const int first = panel_dim<Reader>(p, tile.value_dim);
-        for (int v = 0; v < 2; ++v)
-            for (int i = 0; i < kLanes; ++i) {
-                const int d = first + place<Reader>(v, i);
-                if (d < tile.value_dim) to[d] = mixed[v * kLanes + i];
-            }
+        const int first = panel_dim<Reader>(p, tile.value_dim), rest = tile.value_dim - first;
+        vf left = load<vf>(mixed), right = load<vf>(mixed + kLanes);
+        in_order<Reader>(left, right);
+        if (rest >= kPanelDims) {
+            store(to + first, left);
+            store(to + first + kLanes, right);
+        } else {
+            for (int i = 0; i < rest; ++i) to[first + i] = i < kLanes ? left[i] : right[i - kLanes];
+        }
     }
 }
 

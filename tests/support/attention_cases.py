@@ -69,7 +69,7 @@ def native_storage(kernels: ModuleType, storage: PagedStorage) -> Any:
 class Sequences:
     """Sequences of random keys, values and queries, and the blocks they will take, in random order.
 
-    The first `shared` tokens, whole blocks, are the same of all, and in the same blocks. Whatever is not written is NaN.
+    The first `shared` tokens, whole blocks, are the same of all, and in the same blocks. What is not written is NaN.
     """
 
     def __init__(
@@ -128,10 +128,10 @@ class Sequences:
         step = self.write(parts, strategy)
         query = self._along(self.queries, parts)
         wide = torch.cat((query.flatten(1), torch.full((len(query), 5), torch.nan)), dim=1)
-        query = wide[:, :-5].unflatten(1, query.shape[1:])
+        query = wide[:, :-5].view(query.shape)
         out = torch.full((*query.shape[:2], self.shape.value_dim), torch.nan)
         step.attend(LAYER, query, out, rules.scale, rules.softcap, rules.alibi, rules.sinks)
-        return list(out.split([count for *_, count in parts]))
+        return list(torch.split(out, [count for *_, count in parts]))
 
     def reference(self, part: Part, rules: Rules) -> tuple[Tensor, Tensor]:
         """(what float64 gives, how far float32 may be off), [count, query_heads, value_dim]."""
