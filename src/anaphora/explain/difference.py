@@ -37,6 +37,8 @@ KINDS = {
         Kind("tools_changed", "other tools", "Keep the list of tools the same over a conversation."),
         Kind("system_prompt", "another system prompt",
              "Put what all system prompts share first, and what differs last."),
+        Kind("retokenised", "the same text, split into other tokens",
+             "Send earlier answers back exactly as they came, and keep the chat template the same."),
         Kind("text", "different text", ""),
         Kind("longer", "nothing: one prompt is the beginning of the other", ""),
     )
