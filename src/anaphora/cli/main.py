@@ -20,6 +20,7 @@ COMMANDS = (
     "hardware",
     "verify",
     "sweep",
+    "replay",
     "doctor",
     "cache",
     "info",

@@ -71,15 +71,19 @@ class Hierarchy:
         policy: WritePolicy = WritePolicy.THROUGH,
         on_ready: Callable[[], None] = lambda: None,
         unavailable: Mapping[str, str] | None = None,
+        lane: Callable[[str, int, int], Lane] = Lane,
     ) -> None:
-        """`unavailable`: tiers that should be here and are not, and why; only reported."""
+        """`unavailable`: tiers that should be here and are not, and why; only reported.
+
+        `lane` makes what works for a tier; a simulation gives one that does everything at once.
+        """
         self.tiers = tuple(tiers)
         self._unavailable = dict(unavailable or {})
         self._on_ready = on_ready
         self._near = next((i for i, tier in enumerate(tiers) if isinstance(tier.store, RamTier)), NOWHERE)
         ram = tiers[self._near].store if self._near != NOWHERE else None
         self._ram = ram if isinstance(ram, RamTier) else None
-        self._lanes = [Lane(tier.store.name, tier.threads, tier.max_saves) for tier in tiers]
+        self._lanes = [lane(tier.store.name, tier.threads, tier.max_saves) for tier in tiers]
         self._speeds = [SpeedEstimate(tier.expected) for tier in tiers]
         self._finished: deque[Load | Save] = deque()
         self._lock = Lock()

@@ -1,14 +1,20 @@
-"""What every trace reader yields, and how its blocks are named."""
+"""What every trace reader yields, how its blocks are named, and how lines that cannot be used are counted."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TextIO
+from typing import Any, Protocol
 
 from anaphora.blocks.hashing import HashChain, Namespace
 from anaphora.errors import InputError
 from anaphora.types import BlockHash, TokenIds
+
+MOST_TOKENS = 1 << 31
+"""A length from here on is a mistake."""
+MOST_SECONDS = 1e12
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +22,7 @@ class TraceRequest:
     """One request of a trace. What is not known stays at its default; a trace of lengths alone has no blocks."""
 
     arrival: float
-    """Seconds since the trace began; never less than the request's before."""
+    """Seconds, from any start: the trace's own clock."""
     input_length: int
     """Tokens of the prompt."""
     output_length: int = 0
@@ -59,6 +65,10 @@ class ReadReport:
     num_malformed: int = 0
     out_of_order: int = 0
     """Requests that arrived, by their own time, before the one above them."""
+    format: str = ""
+    """Title of the trace's format."""
+    remark: str = ""
+    """What the trace cannot tell."""
 
     KEPT = 100
 
@@ -71,9 +81,98 @@ class ReadReport:
             self.malformed.append((line, why))
 
 
-def numbered_lines(source: TextIO, report: ReadReport) -> Iterator[tuple[int, str]]:
-    """The lines that are not blank, with their numbers from 1."""
+class BadLine(Exception):
+    """A line that cannot be used, and why; `read_lines` counts it."""
+
+
+class Reader(Protocol):
+    """One format. A reader may remember what stands at the head of a file, so each file has its own."""
+
+    @property
+    def title(self) -> str: ...
+
+    @property
+    def remark(self) -> str:
+        """What the trace cannot tell, after it was read; empty: nothing is missing."""
+
+    def recognises(self, line: str) -> bool:
+        """Whether a trace of this format may begin with that line."""
+
+    def parse(self, line: str) -> TraceRequest | None:
+        """None: a line that belongs there and is no request. Raises BadLine."""
+
+
+def read_lines(
+    source: Iterable[str], reader: Reader, report: ReadReport, *, strict: bool = False
+) -> Iterator[TraceRequest]:
+    """One request per line, in the file's order and by its clock; counted in `report`.
+
+    Lines that cannot be used are skipped and noted there. Raises InputError for the first such with `strict`.
+    """
+    latest = -math.inf
     for number, line in enumerate(source, 1):
-        report.lines = number
-        if line.strip():
-            yield number, line
+        report.lines += 1
+        if not line.strip():
+            continue
+        try:
+            request = reader.parse(line)
+        except BadLine as error:
+            report.reject(number, str(error), strict=strict)
+            continue
+        if request is None:
+            continue
+        if request.arrival < latest:
+            report.out_of_order += 1
+        latest = request.arrival
+        report.requests += 1
+        yield request
+
+
+def json_row(line: str) -> dict[str, Any]:
+    """Raises BadLine."""
+    try:
+        line.encode()
+        row = json.loads(line)
+    except UnicodeEncodeError:
+        raise BadLine("not UTF-8") from None
+    except (ValueError, RecursionError) as error:
+        raise BadLine(f"no JSON ({error})") from None
+    if not isinstance(row, dict):
+        raise BadLine("not a JSON object")
+    return row
+
+
+def peek(line: str) -> dict[str, Any]:
+    """The JSON object of a line; empty where there is none."""
+    try:
+        return json_row(line)
+    except BadLine:
+        return {}
+
+
+def length(row: Mapping[str, Any], key: str) -> int:
+    """A number of tokens. Raises BadLine."""
+    value = row.get(key)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < MOST_TOKENS:
+        raise BadLine(f"{key} is {value!r}; it must be a whole number of tokens, 0 or more")
+    if value != int(value):
+        raise BadLine(f"{key} is {value!r}; it must be a whole number")
+    return int(value)
+
+
+def seconds(row: Mapping[str, Any], key: str, unit: float = 1.0) -> float:
+    """A time given in units of `unit` seconds. Raises BadLine."""
+    value = row.get(key)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < MOST_SECONDS / unit:
+        raise BadLine(f"{key} is {value!r}; it must be a number of 0 or more")
+    return value * unit
+
+
+def hash_ids(row: Mapping[str, Any], tokens: int, block_size: int) -> list[int]:
+    """The ids of `tokens` tokens' blocks, the last of which may be partial or missing. Raises BadLine."""
+    ids = row.get("hash_ids")
+    if not isinstance(ids, list) or not all(type(i) is int and 0 <= i < 1 << 128 for i in ids):
+        raise BadLine("hash_ids is not a list of whole numbers of 0 or more")
+    if not tokens // block_size <= len(ids) <= -(-tokens // block_size):
+        raise BadLine(f"{tokens:,} tokens do not make {len(ids):,} blocks of {block_size}")
+    return ids
