@@ -117,6 +117,17 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1)
 
 
+def streamed_hidden(
+    checkpoint: Checkpoint, spec: DecoderSpec, token_ids: Tensor, positions: Tensor, attend: Attend
+) -> Tensor:
+    """`Decoder.forward` in float32 on the CPU, every layer read when its turn comes and then forgotten."""
+    read = WeightReader(checkpoint, spec, torch.float32, torch.device("cpu"))
+    embedding = read.embedding()
+    layers = (read.layer(index) for index in range(spec.num_layers))
+    decoder = CompactDecoder(spec, DecoderWeights(embedding, layers, read.norm(), embedding))
+    return decoder.forward(token_ids, positions, attend)
+
+
 def load_compact_decoder(
     checkpoint: Checkpoint, spec: DecoderSpec, dtype: torch.dtype, device: torch.device
 ) -> CompactDecoder:

@@ -5,7 +5,7 @@ The names are those that the Llama family and those after it write.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -47,7 +47,7 @@ class LayerWeights:
 class DecoderWeights:
     embedding: Tensor
     """[vocab_size, hidden_size]"""
-    layers: tuple[LayerWeights, ...]
+    layers: Iterable[LayerWeights]
     norm: Tensor
     head: Tensor
     """[vocab_size, hidden_size]; the embedding itself when tied."""
