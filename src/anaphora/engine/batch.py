@@ -38,6 +38,8 @@ class Batch:
 
     rows: tuple[BatchRow, ...]
     copies: tuple[BlockCopy, ...] = ()
+    every: bool = False
+    """True when the logits after every token of the rows with `sample` are wanted, not only after their last."""
 
     @property
     def num_tokens(self) -> int:
@@ -57,4 +59,9 @@ class Batch:
     def wanted(self) -> list[int]:
         """Numbers along T of the tokens whose logits are wanted."""
         ends = accumulate(len(row.token_ids) for row in self.rows)
-        return [end - 1 for end, row in zip(ends, self.rows, strict=True) if row.sample]
+        return [
+            token
+            for end, row in zip(ends, self.rows, strict=True)
+            if row.sample
+            for token in range(end - len(row.token_ids) if self.every else end - 1, end)
+        ]

@@ -21,7 +21,7 @@ from anaphora.storage.paged import PagedStorage
 
 
 class StepLogits(NamedTuple):
-    """Of the rows with sample=True, in their order."""
+    """After the tokens that are wanted (Batch.wanted), in their order."""
 
     logits: Tensor
     """[N, vocab_size] float32"""
