@@ -3,6 +3,7 @@
 The life of a table:
 
     match_prefix -> open -> (copies run) release_copies -> { reserve -> step -> commit -> slide } -> close
+                 `> prepare_load -> (a tier fills the blocks) -> { commit } -> close
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from time import monotonic
 from anaphora.blocks.eviction import LRU, EvictionPolicy
 from anaphora.blocks.hashing import HashChain
 from anaphora.blocks.matching import PrefixMatch, first_visible, longest_match
+from anaphora.blocks.neighbours import Neighbour, nearest_neighbour
 from anaphora.blocks.pool import Block, BlockPool
 from anaphora.blocks.publishing import Publisher
 from anaphora.blocks.table import BlockTable
@@ -99,6 +101,15 @@ class KVCacheManager:
         chain.extend(tokens)
         return longest_match(self._index, self.windows, tokens, chain, limit)
 
+    def depth(self, chain: HashChain) -> int:
+        """Leading blocks of the chain that some cache group has, or that others hang below. Changes nothing."""
+        root = self._index.find_root(chain)
+        return 0 if root is None else len(self._index.walk(root, chain, len(chain.hashes)))
+
+    def neighbour(self, tokens: TokenIds, chain: HashChain, num_blocks: int, span: int) -> Neighbour | None:
+        """What is cached beside the first `num_blocks` blocks of a sequence; see neighbours.py. Changes nothing."""
+        return nearest_neighbour(self._index, tokens, chain, num_blocks, span)
+
     def open(self, match: PrefixMatch) -> tuple[BlockTable, list[BlockCopy]]:
         """Pin the matched blocks and give each group a fresh block for the partial run, if there is one.
 
@@ -152,6 +163,39 @@ class KVCacheManager:
         per_group = len(fresh) // len(table.groups)
         for group, blocks in enumerate(table.groups):
             blocks += fresh[group * per_group : (group + 1) * per_group]
+
+    def prepare_load(self, match: PrefixMatch, tokens: TokenIds, chain: HashChain, num_tokens: int) -> BlockTable:
+        """Pin a match of whole blocks, and blocks for the tokens up to `num_tokens`, a multiple of the block size.
+
+        Somebody else fills those; nothing of them is findable before `commit` or `close` says how far they are
+        whole. A windowed group gets only what a query at `num_tokens` sees. Raises OutOfBlocks (nothing changed).
+        """
+        table, _ = self.open(match)
+        depth, stop = len(match.nodes), num_tokens // self.block_size
+        firsts = [max(depth, first_visible(num_tokens, window, self.block_size)) for window in self.windows]
+        try:
+            fresh = iter(self._pool.allocate(sum(stop - first for first in firsts)))
+        except OutOfBlocks:
+            self.close(table, tokens, chain, 0)
+            raise
+        for blocks, first in zip(table.groups, firsts, strict=True):
+            blocks += [NULL_BLOCK] * (first - depth)
+            blocks += [next(fresh) for _ in range(first, stop)]
+        return table
+
+    def hold(self, blocks: Sequence[BlockId]) -> None:
+        """One more holder of each of these active blocks, until `let_go`: a tier reads them."""
+        for block in blocks:
+            self._pool.hold(block)
+
+    def let_go(self, blocks: Sequence[BlockId]) -> None:
+        """Undo one `hold`. The last go first, so that a policy of age takes tails before heads."""
+        for block in reversed(blocks):
+            self._pool.release(block)
+
+    def on_evict(self, listener: Callable[[Block], object]) -> None:
+        """`listener` hears of every block that is evicted, while it can still be read."""
+        self._pool.evict_listeners.append(listener)
 
     def commit(self, table: BlockTable, tokens: TokenIds, chain: HashChain, num_computed: int) -> None:
         """Make every full block of the first `num_computed` tokens findable; called after a step has written them.

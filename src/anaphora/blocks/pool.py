@@ -79,7 +79,7 @@ class BlockPool:
         self._closed = tuple(closed)
         self._policy = policy
         self._pins: Pins[Block] = Pins(max_pinned, clock)
-        self._on_evict = on_evict
+        self.evict_listeners = [on_evict] if on_evict is not None else []
         self._blocks = [Block(BlockId(i)) for i in range(num_blocks)]
         self._free = [block.id for block in reversed(self._blocks)]
         self._clock = 0
@@ -133,6 +133,13 @@ class BlockPool:
         block.ref_cnt += 1
         if block.node is not None:
             self._policy.hit(block)
+
+    def hold(self, block_id: BlockId) -> None:
+        """One more holder of an active block, who reads it only once: no hit. `release` as ever."""
+        block = self._blocks[block_id]
+        if block.ref_cnt == 0:
+            raise BlockStateError(f"block {block_id} has no holder; acquire it instead")
+        block.ref_cnt += 1
 
     def release(self, block_id: BlockId) -> None:
         """One holder less; the last one leaves the block cached when it is findable, else free."""
@@ -263,8 +270,8 @@ class BlockPool:
             self._policy.forget(block)
         else:
             raise self.out_of_blocks(wanted)
-        if self._on_evict is not None:
-            self._on_evict(block)
+        for listener in self.evict_listeners:
+            listener(block)
         self._unindex(block)
         self.evictions += 1
 

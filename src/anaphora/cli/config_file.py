@@ -11,9 +11,11 @@ import click
 from anaphora.errors import ConfigError
 
 REPLACED = {
-    "swap_space": "vLLM removed it in 0.18 (kv-offloading-size took its place); here preempted requests are "
-    "recomputed from their cached prefix, so drop the key",
-    "kv_offloading_size": "tiers outside the pool are not there yet; drop the key",
+    "swap_space": "vLLM removed it in 0.18 (kv-offloading-size took its place); here preempted requests go to the RAM "
+    "cache, for example ram-cache: 4GiB",
+    "kv_offloading_size": "the same is called ram-cache here, for example ram-cache: 4GiB",
+    "kv_offloading_backend": "ram-cache, disk-cache and remote-cache choose what lies behind the pool; drop the key",
+    "kv_transfer_config": "ram-cache, disk-cache and remote-cache take the place of connectors; drop the key",
     "cpu_offload_gb": "it moves weights, not KV, and there is nothing of the kind here; drop the key",
     "num_gpu_blocks_override": "set the pool with kv-memory, for example kv-memory: 4GiB",
     "gpu_memory_utilization": "set the pool with kv-memory, for example kv-memory: 4GiB",

@@ -53,17 +53,20 @@ def generate(
     folder = resolve_with_progress(model)
     prepared = prepare(folder, user_config(options))
     engine = load(prepared, Startup())
-    if chat:
-        prompt_ids = engine.tokenizer.encode_chat([{"role": "user", "content": prompt}])
-    else:
-        prompt_ids = engine.tokenizer.encode(prompt)
-    if prompt_tokens is not None and prompt_ids:
-        prompt_ids = (prompt_ids * -(-prompt_tokens // len(prompt_ids)))[:prompt_tokens]
-    if compare_cache:
-        _compare(engine, prepared, prompt_ids, max_tokens, as_json)
-        return
-    params = SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p, ignore_eos=ignore_eos)
-    _generate(engine, prompt_ids, params, as_json)
+    try:
+        if chat:
+            prompt_ids = engine.tokenizer.encode_chat([{"role": "user", "content": prompt}])
+        else:
+            prompt_ids = engine.tokenizer.encode(prompt)
+        if prompt_tokens is not None and prompt_ids:
+            prompt_ids = (prompt_ids * -(-prompt_tokens // len(prompt_ids)))[:prompt_tokens]
+        if compare_cache:
+            _compare(engine, prepared, prompt_ids, max_tokens, as_json)
+            return
+        params = SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p, ignore_eos=ignore_eos)
+        _generate(engine, prompt_ids, params, as_json)
+    finally:
+        engine.close()
 
 
 def _generate(engine: Engine, prompt_ids: list[int], params: Any, as_json: bool) -> None:

@@ -7,7 +7,6 @@ import logging
 import sys
 import threading
 import time
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -70,7 +69,7 @@ def serve(
         from anaphora.engine.build import prepare
 
         config = prepare(resolve_with_progress(model), user).config
-        click.echo(json.dumps({"schema_version": 1, **asdict(config)}, indent=2, default=str))
+        click.echo(json.dumps({"schema_version": 1, **config.shown()}, indent=2, default=str))
         return
 
     from anaphora.server.auth import hash_keys

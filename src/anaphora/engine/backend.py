@@ -12,6 +12,9 @@ from anaphora.geometry.kv_dtype import KVDtype
 Backend = Literal["native", "torch"]
 CHOICES = ("auto", *get_args(Backend))
 
+NUMERICS: dict[Backend, int] = {"native": 1, "torch": 1}
+"""Versions of what a backend computes, to the last bit: raise one, and cached blocks of before match no more."""
+
 NATIVE_KV = frozenset({"fp32", "bf16", "fp16"})
 """Formats of keys and values that the kernels read."""
 

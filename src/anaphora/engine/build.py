@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from anaphora import native
+from anaphora.blocks.hashing import Namespace
 from anaphora.engine.backend import ASKED
 from anaphora.engine.config import EngineConfig, Machine, UserConfig, free_memory, resolve
 from anaphora.engine.engine import Engine
@@ -88,10 +89,11 @@ def load(prepared: Prepared, startup: Startup) -> Engine:
     """Load the weights, allot the pool and run one token through the model. State changes: memory."""
     import torch
 
+    from anaphora.engine.calibration import calibration_of
     from anaphora.engine.models.load import load_model, native_module
     from anaphora.engine.runner import ModelRunner
     from anaphora.engine.tokenizer import Tokenizer
-    from anaphora.storage.codec import Codec
+    from anaphora.storage.codec import VERSION, Codec
     from anaphora.storage.paged import PagedStorage
 
     config = prepared.config
@@ -115,19 +117,40 @@ def load(prepared: Prepared, startup: Startup) -> Engine:
         backend=config.backend,
         max_model_len=config.max_model_len,
     )
-    codec = Codec(prepared.blocks.dtype, prepared.blocks.layout)
-    storage = PagedStorage(codec, config.num_blocks, device)
     since = startup.timed("weights", since)
+    codec = Codec(prepared.blocks.dtype, prepared.blocks.layout)
+    if codec.calibrated:
+        calibration = calibration_of(loaded, tokenizer, prepared.geometry, device)
+        codec = Codec(codec.dtype, codec.layout, calibration)
+        since = startup.timed("calibration", since)
+    storage = PagedStorage(codec, config.num_blocks, device)
     runner = ModelRunner(loaded.executor(storage), storage)
+    namespace = Namespace(
+        weights_digest=loaded.weights_digest,
+        kv_dtype=f"{codec.name}/{VERSION}",
+        layout=repr(codec.layout),
+        tokenizer_digest=tokenizer.digest,
+    )
+    tiers = None
+    if config.has_tiers:
+        from anaphora.engine.tiering.open import open_tiers
+
+        tiers = open_tiers(config, namespace, memoryview(storage.data.view(-1).numpy()))
     engine = Engine(
         config,
         codec.layout,
         runner,
         tokenizer,
         vocab_size=prepared.geometry.vocab_size,
-        weights_digest=loaded.weights_digest,
+        namespace=namespace,
+        tiers=tiers,
     )
-    engine.warm_up()
+    try:
+        engine.warm_up()
+        engine.measure_prefill()
+    except BaseException:
+        engine.close()  # the folder of a disk cache is free again at once
+        raise
     startup.timed("warm-up", since)
     return engine
 
@@ -147,6 +170,7 @@ def allotment(prepared: Prepared) -> list[tuple[str, str]]:
             f"{config.bytes_per_token:,} bytes ({human_bytes(config.bytes_per_token)}) as {config.kv_cache_dtype}",
         ),
         ("KV pool", f"{config.kv_bytes:,} bytes ({human_bytes(config.kv_bytes)})"),
+        *_tiers(config),
         ("blocks", f"{config.num_blocks:,} of {config.block_size} tokens = {tokens:,} tokens"),
         (
             "requests",
@@ -154,6 +178,19 @@ def allotment(prepared: Prepared) -> list[tuple[str, str]]:
             f"at most {config.max_num_seqs} run at once",
         ),
     ]
+
+
+def _tiers(config: EngineConfig) -> list[tuple[str, str]]:
+    """The lines of the tiers behind the pool."""
+    lines = []
+    if config.ram_cache:
+        lines.append(("RAM cache", f"{config.ram_cache:,} bytes ({human_bytes(config.ram_cache)})"))
+    if config.disk_cache:
+        size = human_bytes(config.disk_cache_bytes)
+        lines.append(("disk cache", f"{config.disk_cache_bytes:,} bytes ({size}) in {config.disk_cache}"))
+    if config.remote_cache:
+        lines.append(("remote cache", str(config.shown()["remote_cache"])))
+    return lines
 
 
 def _count(number: int, what: str) -> str:

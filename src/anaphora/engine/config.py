@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from anaphora.blocks.eviction import DEFAULT_POLICY, POLICIES
 from anaphora.engine.backend import Backend, NativeNeeds, choose_backend
+from anaphora.engine.skip_layers import parse_layers
 from anaphora.errors import ConfigError
-from anaphora.geometry.kv_dtype import BlockMap, kv_dtype
+from anaphora.geometry.kv_dtype import BlockMap, KVDtype, kv_dtype
 from anaphora.geometry.layout import CacheLayout
 from anaphora.geometry.model import ModelGeometry
 from anaphora.geometry.units import human_bytes
 
 Implementation = Literal["auto", "compact", "transformers"]
+CacheWritePolicy = Literal["write-through", "on-eviction"]
+Preemption = Literal["swap", "recompute", "auto"]
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _DTYPE_NAMES = {"auto": None, "half": "float16", "float": "float32"} | {name: name for name in DTYPE_BYTES}
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
@@ -33,6 +37,11 @@ class UserConfig:
     threads: int | None = None
     """None = the cores this process may use."""
     kv_cache_dtype: str = "auto"
+    k_dtype: str | None = None
+    """Of keys alone; None = what kv_cache_dtype says. `v_dtype` likewise."""
+    v_dtype: str | None = None
+    kv_cache_dtype_skip_layers: str = ""
+    """Layers that keep the model's own dtype: see skip_layers.parse_layers."""
     max_model_len: int | None = None
     max_num_seqs: int = 64
     max_num_batched_tokens: int | None = None
@@ -41,6 +50,14 @@ class UserConfig:
     """Bytes of the KV pool."""
     enable_prefix_caching: bool = True
     eviction_policy: str = DEFAULT_POLICY
+    ram_cache: int | None = None
+    """Bytes of the tier in memory."""
+    disk_cache: str | None = None
+    """DIR:SIZE"""
+    remote_cache: str | None = field(default=None, repr=False)
+    """A URL; it may hold a password."""
+    cache_write_policy: str = "write-through"
+    preemption: str = "auto"
     seed: int | None = None
     """Of requests that bring none; None = each draws its own."""
     chat_template: str | None = None
@@ -61,7 +78,7 @@ class EngineConfig:
     backend_reason: str
     threads: int
     kv_cache_dtype: str
-    """The codec's full name."""
+    """What keys and values are kept as, layer by layer, in words."""
     max_model_len: int
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -72,7 +89,29 @@ class EngineConfig:
     block_bytes: int
     enable_prefix_caching: bool
     eviction_policy: str
+    ram_cache: int
+    """Bytes; 0: no such tier."""
+    disk_cache: str
+    """The folder; empty: no such tier."""
+    disk_cache_bytes: int
+    remote_cache: str = field(repr=False)
+    """The URL, with its secrets; empty: no such tier."""
+    cache_write_policy: CacheWritePolicy
+    preemption: Preemption
     seed: int | None
+
+    @property
+    def has_tiers(self) -> bool:
+        return bool(self.ram_cache or self.disk_cache or self.remote_cache)
+
+    def shown(self) -> dict[str, Any]:
+        """Every setting, without secrets."""
+        settings = asdict(self)
+        if self.remote_cache:
+            from anaphora.tiers.remote.url import without_secrets
+
+            settings["remote_cache"] = without_secrets(self.remote_cache)
+        return settings
 
     @property
     def kv_bytes(self) -> int:
@@ -112,13 +151,17 @@ def resolve(
     if user.dtype not in _DTYPE_NAMES:
         raise ConfigError(f"--dtype is {user.dtype!r}; it must be one of {', '.join(_DTYPE_NAMES)}")
     asked = _DTYPE_NAMES[user.dtype]
-    kv = kv_dtype(user.kv_cache_dtype)
-    needs = NativeNeeds(machine.device, machine.no_native, user.block_size, asked or "auto", kv)
+    skipped = parse_layers(user.kv_cache_dtype_skip_layers, len(geometry.layers))
+
+    def kept(own: str) -> KVDtype:
+        return kv_dtype(user.kv_cache_dtype, own=own, key=user.k_dtype, value=user.v_dtype, skip_layers=skipped)
+
+    needs = NativeNeeds(machine.device, machine.no_native, user.block_size, asked or "auto", kept("bf16"))
     backend, backend_reason = choose_backend(user.backend, needs)
     fast = machine.fast_bfloat16 or (backend == "native" and has_spec and user.implementation != "transformers")
     dtype, reason = (asked, "asked for") if asked else _own_dtype(model_config, machine.device, fast_bfloat16=fast)
     layout = CacheLayout.of(geometry, user.block_size)
-    blocks = BlockMap(layout, kv_dtype(user.kv_cache_dtype, own=dtype))
+    blocks = BlockMap(layout, kept(dtype))
     block_bytes = blocks.block_bytes
     weight_bytes = num_weights * DTYPE_BYTES[dtype]
     batched = user.max_num_batched_tokens or (512 if machine.device == "cpu" else 2048)
@@ -127,13 +170,23 @@ def resolve(
             f"--max-num-batched-tokens {batched} is below --max-num-seqs {user.max_num_seqs}: every running "
             f"request needs one token per step. Raise the first to {user.max_num_seqs} or lower the second to {batched}"
         )
-    left = machine.free_bytes - weight_bytes
+    ram_cache = user.ram_cache or 0
+    left = machine.free_bytes - weight_bytes - ram_cache
+    if ram_cache and left <= 0:
+        raise ConfigError(
+            f"--ram-cache {human_bytes(ram_cache)} does not fit: {human_bytes(machine.free_bytes)} are free and the "
+            f"weights take {human_bytes(weight_bytes)}. "
+            f"Ask for less than {human_bytes(max(left + ram_cache, 0))}: the KV pool needs some of it"
+        )
     kv_memory = user.kv_memory if user.kv_memory is not None else max(left, 0) // 2
     if kv_memory > left:
         raise ConfigError(
             f"--kv-memory {human_bytes(kv_memory)} does not fit: {human_bytes(machine.free_bytes)} are free and the "
-            f"weights take {human_bytes(weight_bytes)}. Ask for at most {human_bytes(max(left, 0))}"
+            f"weights{' and --ram-cache' if ram_cache else ''} take {human_bytes(weight_bytes + ram_cache)}. "
+            f"Ask for at most {human_bytes(max(left, 0))}"
         )
+    disk_cache, disk_bytes = parse_disk_cache(user.disk_cache) if user.disk_cache else ("", 0)
+    write_policy, preemption = _tier_settings(user, machine.device)
     num_blocks = kv_memory // block_bytes
     limit = geometry.max_position
     if user.max_model_len is not None and limit is not None and user.max_model_len > limit:
@@ -170,13 +223,19 @@ def resolve(
         block_bytes=block_bytes,
         enable_prefix_caching=user.enable_prefix_caching,
         eviction_policy=user.eviction_policy,
+        ram_cache=ram_cache,
+        disk_cache=disk_cache,
+        disk_cache_bytes=disk_bytes,
+        remote_cache=user.remote_cache or "",
+        cache_write_policy=write_policy,
+        preemption=preemption,
         seed=user.seed,
     )
     return config, blocks
 
 
 def _positive(user: UserConfig) -> None:
-    for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "kv_memory", "threads"):
+    for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "kv_memory", "threads", "ram_cache"):
         value = getattr(user, name)
         if value is not None and value < 1:
             raise ConfigError(f"--{name.replace('_', '-')} is {value}; it must be 1 or more")
@@ -187,6 +246,29 @@ def _positive(user: UserConfig) -> None:
         raise ConfigError(f"--eviction-policy is {user.eviction_policy!r}; it must be one of {', '.join(POLICIES)}")
     if user.implementation not in ("auto", "compact", "transformers"):
         raise ConfigError(f"--implementation is {user.implementation!r}; it must be auto, compact or transformers")
+
+
+def _tier_settings(user: UserConfig, device: str) -> tuple[CacheWritePolicy, Preemption]:
+    """(write policy, what becomes of preempted requests). Raises ConfigError for what does not go together."""
+    asked = {"--ram-cache": user.ram_cache, "--disk-cache": user.disk_cache, "--remote-cache": user.remote_cache}
+    first = next((name for name, value in asked.items() if value is not None), None)
+    policy = _one_of("--cache-write-policy", user.cache_write_policy, get_args(CacheWritePolicy))
+    preemption = _one_of("--preemption", user.preemption, get_args(Preemption))
+    if first is not None and not user.enable_prefix_caching:
+        raise ConfigError(f"{first} keeps prefixes, and --no-enable-prefix-caching reuses none. Leave one of them out")
+    if first is not None and device != "cpu":
+        raise ConfigError(f"{first}: tiers need the KV pool in main memory, and it is on {device}. Use --device cpu")
+    if user.ram_cache is None and policy == "on-eviction":
+        raise ConfigError("--cache-write-policy on-eviction goes through RAM: add --ram-cache, for example 2GiB")
+    if user.ram_cache is None and preemption == "swap":
+        raise ConfigError("--preemption swap goes to RAM: add --ram-cache, for example 2GiB")
+    return policy, preemption if first is not None else "recompute"
+
+
+def _one_of(option: str, value: str, known: Sequence[str]) -> Any:
+    if value not in known:
+        raise ConfigError(f"{option} is {value!r}; it must be one of {', '.join(known)}")
+    return value
 
 
 def _own_dtype(model_config: dict[str, Any], device: str, *, fast_bfloat16: bool) -> tuple[str, str]:
@@ -223,6 +305,18 @@ def parse_bytes(text: str) -> int:
     if match is None:
         raise ConfigError(f"{text!r} is not a size; write for example 4GiB, 500MB or 1073741824")
     return int(float(match[1]) * _UNITS[match[2] or ""])
+
+
+def parse_disk_cache(text: str) -> tuple[str, int]:
+    """'DIR:20GiB' -> (folder, bytes). Raises ConfigError."""
+    folder, _, size = text.rpartition(":")
+    if not folder:
+        raise ConfigError(f"--disk-cache {text!r} needs a folder and a size; write for example /var/cache/kv:20GiB")
+    try:
+        limit = parse_bytes(size)
+    except ConfigError as error:
+        raise ConfigError(f"--disk-cache {text!r} must end with a size, for example {folder}:20GiB: {error}") from None
+    return str(Path(folder).expanduser().absolute()), limit
 
 
 def free_memory() -> int:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
 
 from anaphora.blocks.eviction import make_policy
 from anaphora.blocks.hashing import HashChain, Namespace
@@ -21,10 +24,15 @@ from anaphora.engine.scheduler import Scheduler
 from anaphora.engine.stats import EngineStats
 from anaphora.engine.tokenizer import Tokenizer
 from anaphora.errors import ContextTooLong, CorruptModel, InvalidRequest, RequestNeverFits
+from anaphora.explain.explainer import Explainer
 from anaphora.geometry.layout import CacheLayout
 from anaphora.types import BlockId, RequestId
 
+if TYPE_CHECKING:
+    from anaphora.engine.tiering.kv_tiers import KVTiers
+
 logger = logging.getLogger(__name__)
+_MEASURED_TOKENS = 32
 
 
 class Engine:
@@ -38,8 +46,10 @@ class Engine:
         tokenizer: Tokenizer,
         *,
         vocab_size: int,
-        weights_digest: str,
+        namespace: Namespace,
+        tiers: Callable[[KVCacheManager], KVTiers] | None = None,
     ) -> None:
+        """`namespace` says what blocks hold, but for adapter and salt; `tiers` makes what lies behind the pool."""
         self.config = config
         self.tokenizer = tokenizer
         self.runner = runner
@@ -54,10 +64,12 @@ class Engine:
             make_policy(config.eviction_policy),
             enable_prefix_caching=config.enable_prefix_caching,
         )
+        self.tiers = tiers(self.cache) if tiers is not None else None
         self.scheduler = Scheduler(
             self.cache,
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
+            offload=self.tiers,
         )
         self.stats = EngineStats(
             blocks_total=config.num_blocks,
@@ -65,13 +77,32 @@ class Engine:
             block_size=config.block_size,
             bytes_per_token=config.bytes_per_token,
         )
+        self.explainer = Explainer(
+            self.cache,
+            partial(tokenizer.decode, skip_special_tokens=False),
+            block_bytes=config.block_bytes,
+            serving=lambda: self.scheduler.serving,
+        )
         self._layout = layout
-        self._weights_digest = weights_digest
+        self._namespace = namespace
         self._arrivals = 0
+        self._stalled = False
+        if self.tiers is not None:
+            self.stats.tiers = self.tiers.snapshot
+            self.stats.tier_decisions = self.tiers.decisions
 
     @property
     def has_work(self) -> bool:
         return bool(self.scheduler.requests)
+
+    def patience(self) -> float | None:
+        """Seconds until `step` has something to do; None: when a command, or the tiers' bell, says so."""
+        if not self.scheduler.requests:
+            return None
+        if not self._stalled or self.tiers is None:
+            return 0.0
+        seconds = self.tiers.patience()
+        return 0.0 if seconds is None and not self.tiers.busy else seconds
 
     def check(self, prompt_ids: Sequence[int], params: SamplingParams) -> int:
         """Whether the request can run; returns its limit of new tokens. Changes nothing.
@@ -107,19 +138,22 @@ class Engine:
         return max_tokens
 
     def add(
-        self, request_id: str, prompt_ids: Sequence[int], params: SamplingParams, *, cache_salt: str | None = None
+        self,
+        request_id: str,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        cache_salt: str | None = None,
+        pin_seconds: float = 0.0,
     ) -> None:
-        """Queue a sequence. Raises what `check` raises, and InvalidRequest when the id is in use."""
+        """Queue a sequence; its blocks are pinned for `pin_seconds` from its end on.
+
+        Raises what `check` raises, and InvalidRequest when the id is in use.
+        """
         if RequestId(request_id) in self.scheduler.requests:
             raise InvalidRequest(f"request id {request_id!r} is in use; choose another", param="request_id")
         max_tokens = self.check(prompt_ids, params)
-        namespace = Namespace(
-            weights_digest=self._weights_digest,
-            kv_dtype=self.config.kv_cache_dtype,
-            layout=repr(self._layout),
-            tokenizer_digest=self.tokenizer.digest,
-            cache_salt=cache_salt or "",
-        )
+        namespace = replace(self._namespace, cache_salt=cache_salt or "")
         seed = params.seed if params.seed is not None else self.config.seed
         self.scheduler.add(
             Request(
@@ -131,9 +165,11 @@ class Engine:
                 seed=secrets.randbits(63) if seed is None else seed,
                 chain=HashChain(namespace.key, self.config.block_size),
                 text=OutputText(self.tokenizer, params, prompt_ids),
+                pin_seconds=pin_seconds,
             )
         )
         self._arrivals += 1
+        self._stalled = False
 
     def abort(self, request_id: str) -> bool:
         """Free a request's blocks now. False when there is no such request (finished already)."""
@@ -141,12 +177,16 @@ class Engine:
         if request is None:
             return False
         self._finish(request, "abort")
+        self._stalled = False
         self._update_gauges()
         return True
 
     def reset_prefix_cache(self) -> bool:
-        """Forget every cached block; False when some are in use (those stay)."""
+        """Forget every cached block of the pool; False when some are in use (those stay). Tiers keep theirs."""
+        if self.tiers is not None:
+            self.tiers.poll()
         done = self.cache.reset_prefix_cache()
+        self.explainer.reset()
         self._update_gauges()
         return done
 
@@ -158,8 +198,11 @@ class Engine:
         began = time.monotonic()
         batch = self.scheduler.schedule()
         self._count_admissions(began)
+        self._stalled = not batch.rows
         if not batch.rows:
+            self._update_gauges()
             return []
+        computing = time.monotonic()
         try:
             step = self.runner.step(batch)
         except Exception as error:
@@ -169,12 +212,18 @@ class Engine:
             outputs = [self._failed(request) for request in self.scheduler.fail(batch)]
         else:
             self.failed_steps = 0
+            self._attribute(batch, time.monotonic() - computing)
             self.scheduler.update(batch)
             outputs = self._sample(batch, step)
             self.stats.computed_tokens += batch.num_tokens
         self.stats.step_time.observe(time.monotonic() - began)
         self._update_gauges()
         return outputs
+
+    def close(self, seconds: float = 10.0) -> None:
+        """Let tiers finish what is queued, within that time. Nothing may be called after it."""
+        if self.tiers is not None:
+            self.tiers.close(seconds)
 
     def warm_up(self) -> None:
         """Run one token through the model, so that the first request does not pay for first-time set-up.
@@ -188,6 +237,33 @@ class Engine:
                 f"the model in {self.config.model_path} computes NaN or infinity: the weights are whole, so "
                 "config.json does not belong to them (fetch the model again), or --dtype float32 is needed"
             )
+
+    def measure_prefill(self) -> None:
+        """Run a few tokens through the model, so that tiers know what computing costs before the first request.
+
+        Like `warm_up`. Does nothing where there are no tiers.
+        """
+        if self.tiers is None:
+            return
+        size = self.config.block_size
+        count = min(_MEASURED_TOKENS, self.config.num_blocks * size, self.config.max_num_batched_tokens)
+        tables = tuple(tuple(map(BlockId, range(-(-count // size)))) for _ in self._layout.groups)
+        batch = Batch((BatchRow(RequestId("measure"), (0,) * count, 0, tables, sample=True),))
+        for _ in range(2):  # the first pays for memory that is touched for the first time
+            began = time.monotonic()
+            self.runner.execute(batch)
+            seconds = time.monotonic() - began
+        self.tiers.observe(batch, seconds)
+
+    def _attribute(self, batch: Batch, seconds: float) -> None:
+        """A step took `seconds`: requests without a token yet bear their share of it."""
+        if self.tiers is not None:
+            self.tiers.observe(batch, seconds)
+        share = seconds / batch.num_tokens
+        for row in batch.rows:
+            request = self.scheduler.requests[row.request_id]
+            if not request.output_ids:
+                request.sources.computed.seconds += share * len(row.token_ids)
 
     def _sample(self, batch: Batch, step: StepLogits) -> list[RequestOutput]:
         requests = [self.scheduler.requests[row.request_id] for row in batch.rows if row.sample]
@@ -238,6 +314,7 @@ class Engine:
             num_prompt_tokens=request.num_prompt_tokens,
             num_cached_tokens=request.num_cached_tokens or 0,
             num_output_tokens=request.num_output_tokens,
+            sources=request.sources if finish_reason is not None else None,
         )
 
     def _finish(self, request: Request, reason: FinishReason) -> None:
@@ -245,6 +322,8 @@ class Engine:
         self._count_finish(request, reason)
 
     def _count_finish(self, request: Request, reason: FinishReason) -> None:
+        pinned = self.cache.pin(request.chain, request.pin_seconds) if request.pin_seconds else 0
+        self.explainer.finished(request, reason, pinned)
         self.stats.finished[reason] = self.stats.finished.get(reason, 0) + 1
         self.stats.e2e.observe(time.monotonic() - request.arrival_time)
 
@@ -252,15 +331,20 @@ class Engine:
         for request in self.scheduler.just_admitted:
             assert request.num_cached_tokens is not None
             self.stats.queue_time.observe(now - request.arrival_time)
+            request.admission_time = now
+            self.explainer.admitted(request, self.scheduler.running)
             self.stats.prompt_tokens += request.num_prompt_tokens
             self.stats.cached_tokens += request.num_cached_tokens
             if self.config.enable_prefix_caching:
                 self.stats.prefix_queries += request.num_prompt_tokens
-                self.stats.prefix_hits += request.num_cached_tokens
+                self.stats.prefix_hits += request.sources.pool.tokens
+            for name, source in request.sources.items():
+                self.stats.source_tokens[name] = self.stats.source_tokens.get(name, 0) + source.tokens
 
     def _time_token(self, request: Request, now: float) -> None:
         self.stats.generated_tokens += 1
         if request.last_token_time is None:
+            request.first_token_time = now
             self.stats.ttft.observe(now - request.arrival_time)
         else:
             self.stats.itl.observe(now - request.last_token_time)

@@ -17,6 +17,7 @@ from anaphora.errors import EngineUnavailable, InvalidRequest, QueueFull
 if TYPE_CHECKING:
     from anaphora.engine.engine import Engine
     from anaphora.engine.tokenizer import Tokenizer
+    from anaphora.explain.explainer import Explainer
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +39,7 @@ class EngineLoop:
         self._commands: deque[Callable[[], None]] = deque()
         self._wake = threading.Condition()
         self._callbacks: dict[str, OnOutput] = {}
+        self._news = False
         self._draining = False
         self._stop_at: float | None = None
         self._failure: str | None = None
@@ -56,6 +58,15 @@ class EngineLoop:
         return self._engine.vocab_size
 
     @property
+    def prefix_caching(self) -> bool:
+        return self._engine.config.enable_prefix_caching
+
+    @property
+    def explainer(self) -> Explainer:
+        """Its `outcomes` may be read from any thread."""
+        return self._engine.explainer
+
+    @property
     def stats(self) -> EngineStats:
         """A live object: read it, do not keep it."""
         return self._engine.stats
@@ -66,6 +77,8 @@ class EngineLoop:
         return self._failure
 
     def start(self) -> None:
+        if self._engine.tiers is not None:
+            self._engine.tiers.bell.listener = self._tell
         self._thread.start()
 
     def submit(
@@ -76,6 +89,7 @@ class EngineLoop:
         on_output: OnOutput,
         *,
         cache_salt: str | None = None,
+        pin_seconds: float = 0.0,
     ) -> None:
         """Queue one sequence. `on_output` is called on the engine's thread, last with a finish_reason.
 
@@ -98,7 +112,7 @@ class EngineLoop:
                 )
             self._callbacks[request_id] = on_output
             prompt = tuple(prompt_ids)
-            self._commands.append(lambda: self._add(request_id, prompt, params, cache_salt))
+            self._commands.append(lambda: self._add(request_id, prompt, params, cache_salt, pin_seconds))
             self._wake.notify()
 
     def abort(self, request_id: str) -> None:
@@ -157,25 +171,45 @@ class EngineLoop:
             with suppress(Exception):  # what broke the step may break this too, and everyone must hear of it
                 self._engine.abort(request_id)
             self._deliver(RequestOutput(request_id, finish_reason="error" if self._failure else "abort", error=reason))
+        try:
+            self._engine.close()
+        except Exception:
+            logger.exception("the cache's tiers could not be closed; what they hold is verified when it is read")
 
     def _wait_for_work(self) -> bool:
         """Sleep until there is something to do. False when it is time to end."""
         with self._wake:
-            while not self._commands and not self._engine.has_work and self._stop_at is None:
-                self._wake.wait()
-            if self._stop_at is None:
-                return True
-            busy = bool(self._commands) or self._engine.has_work
-            return busy and time.monotonic() < self._stop_at
+            while True:
+                left = self._stop_at - time.monotonic() if self._stop_at is not None else None
+                if left is not None and (left <= 0 or not (self._commands or self._engine.has_work)):
+                    return False
+                seconds = self._engine.patience()
+                if self._commands or self._news or seconds == 0:
+                    self._news = False
+                    return True
+                self._wake.wait(min((each for each in (seconds, left) if each is not None), default=None))
+
+    def _tell(self) -> None:
+        """A transfer is over: the engine's thread has something to do. Called on any thread."""
+        with self._wake:
+            self._news = True
+            self._wake.notify()
 
     def _run_commands(self) -> None:
         while self._commands:
             self._commands.popleft()()
 
-    def _add(self, request_id: str, prompt: Sequence[int], params: SamplingParams, cache_salt: str | None) -> None:
+    def _add(
+        self,
+        request_id: str,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        cache_salt: str | None,
+        pin_seconds: float,
+    ) -> None:
         """A request that cannot be added loses itself, never the engine."""
         try:
-            self._engine.add(request_id, prompt, params, cache_salt=cache_salt)
+            self._engine.add(request_id, prompt, params, cache_salt=cache_salt, pin_seconds=pin_seconds)
         except Exception as error:
             logger.exception("request %s could not be added", request_id)
             self._deliver(RequestOutput(request_id, finish_reason="error", error=f"{type(error).__name__}: {error}"))

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from anaphora.engine.outcome import TokenSources
+
 FinishReason = Literal["stop", "length", "abort", "error"]
 
 
@@ -73,3 +75,5 @@ class RequestOutput:
     """Prompt tokens whose KV was reused."""
     num_output_tokens: int = 0
     """All tokens produced so far, the end-of-sequence token included."""
+    sources: TokenSources | None = None
+    """With the finish_reason: where the prompt's keys and values came from."""

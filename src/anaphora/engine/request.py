@@ -9,6 +9,7 @@ from enum import Enum
 
 from anaphora.blocks.hashing import HashChain
 from anaphora.blocks.manager import BlockTable
+from anaphora.engine.outcome import TokenSources
 from anaphora.engine.output_text import OutputText
 from anaphora.engine.params import SamplingParams
 from anaphora.types import NULL_BLOCK, BlockHash, RequestId
@@ -53,6 +54,7 @@ class Request:
         seed: int,
         chain: HashChain,
         text: OutputText,
+        pin_seconds: float = 0.0,
     ) -> None:
         self.request_id = request_id
         self.arrival = arrival
@@ -66,15 +68,24 @@ class Request:
         self.seed = seed
         self.chain = chain
         self.text = text
+        self.pin_seconds = pin_seconds
+        """How long its blocks are kept once it has ended, if there is room for pins; 0 = like all others."""
         self.status = Status.WAITING
         self.table: BlockTable | None = None
         self.table_arrays: TableArrays | None = None
         self.num_computed_tokens = 0
         self.num_cached_tokens: int | None = None
         """Prompt tokens reused at first admission; None until then."""
+        self.sources = TokenSources()
+        self.unloaded_tokens = 0
+        """Prompt tokens that a tier was asked for and did not bring, or not in time."""
+        self.waited_for: RequestId | None = None
+        """The request whose blocks this one waited for, the last of them if there were several."""
         self.waits_for: BlockHash | None = None
-        """The block another running request is computing just now, and this one will share."""
+        """The block that another request is computing, or a tier is loading, just now, and this one will use."""
         self.arrival_time = time.monotonic()
+        self.admission_time: float | None = None
+        self.first_token_time: float | None = None
         self.last_token_time: float | None = None
 
     def take_table(self, table: BlockTable) -> None:
@@ -97,6 +108,18 @@ class Request:
     @property
     def num_output_tokens(self) -> int:
         return len(self.output_ids)
+
+    @property
+    def reused(self) -> dict[str, int]:
+        """Prompt tokens that were not computed, by where they came from."""
+        return {name: source.tokens for name, source in self.sources.items() if name != "computed" and source.tokens}
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """How long every source took; from arrival to admission, to the first token and until now."""
+        spent = {name: source.seconds for name, source in self.sources.items() if source.tokens}
+        marks = {"queue": self.admission_time, "ttft": self.first_token_time, "e2e": time.monotonic()}
+        return spent | {name: mark - self.arrival_time for name, mark in marks.items() if mark is not None}
 
     def append(self, token_id: int) -> None:
         self.output_ids.append(token_id)

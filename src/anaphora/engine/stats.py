@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
@@ -46,6 +47,12 @@ class EngineStats:
     prefix_hits: int = 0
     preemptions: int = 0
     evictions: int = 0
+    source_tokens: dict[str, int] = field(default_factory=dict)
+    """Prompt tokens of admitted requests by where their KV came from: pool, ram, disk, remote, computed."""
+    tiers: Callable[[], Mapping[str, Mapping[str, float]]] = dict
+    """Numbers of every tier, by its name; empty where there are none. Thread-safe."""
+    tier_decisions: Mapping[str, int] = field(default_factory=dict)
+    """Requests by what was done about the tiers; see docs/tiers.md."""
     finished: dict[str, int] = field(default_factory=dict)
     """Requests by finish reason."""
 

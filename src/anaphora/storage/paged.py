@@ -18,8 +18,8 @@ from anaphora.storage.codec import Codec
 from anaphora.storage.pieces import Pieces, layer_pieces
 from anaphora.types import BlockCopy, BlockId
 
-_ALIGNMENT = 64
-"""Bytes; one cache line, and the widest vector load."""
+_ALIGNMENT = 4096
+"""Bytes; one page, from and to which tiers read and write without a copy."""
 
 
 class PagedStorage:

@@ -9,21 +9,23 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
 from anaphora import native
-from anaphora.engine.attention import TorchAttention
-from anaphora.engine.backend import Backend
+from anaphora.engine.attention import Attend, TorchAttention
+from anaphora.engine.backend import NUMERICS, Backend
 from anaphora.engine.config import Implementation
 from anaphora.engine.models.checkpoint import Checkpoint
-from anaphora.engine.models.compact import load_compact_decoder
+from anaphora.engine.models.compact import load_compact_decoder, streamed_hidden
 from anaphora.engine.models.native_decoder import NativeDecoder, NativeExecutor
 from anaphora.engine.models.protocol import Decoder
 from anaphora.engine.models.spec import decoder_spec
@@ -34,6 +36,9 @@ from anaphora.errors import ConfigError, UnsupportedModel
 from anaphora.geometry.model import ModelGeometry
 from anaphora.storage.paged import PagedStorage
 
+Hidden = Callable[[Tensor, Tensor, Attend], Tensor]
+"""See Decoder.forward."""
+
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
@@ -42,6 +47,8 @@ class LoadedModel:
     """Hexadecimal: equal only for equal weights, config, dtype and way, hence for equal keys and values."""
     implementation: Literal["compact", "transformers"]
     backend: Backend
+    hidden: Hidden
+    """Layer by layer, whatever runs the steps: where a pass is to be looked into. Holds one layer's weights more."""
 
     def executor(self, storage: PagedStorage) -> StepExecutor:
         """What runs the model's steps over a storage; one at a time."""
@@ -94,16 +101,25 @@ def load_model(
             decoder: Decoder | NativeDecoder
             if backend == "native":
                 decoder = NativeDecoder(native_module(), spec, WeightReader(checkpoint, spec, dtype, device))
+                hidden: Hidden = partial(streamed_hidden, checkpoint, spec)
             else:
-                decoder = load_compact_decoder(checkpoint, spec, dtype, device)
+                compact = load_compact_decoder(checkpoint, spec, dtype, device)
+                decoder, hidden = compact, compact.forward
             positions = repr(spec)
         else:
             from anaphora.engine.models.transformers_decoder import load_transformers_decoder
 
             checkpoint.check_finite()
             other = load_transformers_decoder(folder, config, geometry, dtype, device, max_model_len=max_model_len)
-            decoder, positions = other, repr(other.scaled_for)
+            decoder, hidden, positions = other, other.forward, repr(other.scaled_for)
     way: Literal["compact", "transformers"] = "transformers" if spec is None else "compact"
-    facts = [files_digest.result(), json.dumps(config, sort_keys=True), str(dtype), way, backend, positions]
+    facts = [
+        files_digest.result(),
+        json.dumps(config, sort_keys=True),
+        str(dtype),
+        way,
+        f"{backend}/{NUMERICS[backend]}",
+        positions,
+    ]
     digest = hashlib.blake2b(json.dumps(facts).encode(), digest_size=16).hexdigest()
-    return LoadedModel(decoder, digest, way, backend)
+    return LoadedModel(decoder, digest, way, backend, hidden)

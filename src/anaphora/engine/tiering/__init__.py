@@ -1,0 +1,1 @@
+"""The engine's side of the tiers: what to load, what to store, and when it is worth it."""
