@@ -108,7 +108,10 @@ def test_shared_prefixes_show_up_as_cached_tokens() -> None:
 
 def test_a_trace_is_replayed(tmp_path: Path) -> None:
     trace = tmp_path / "trace.jsonl"
-    rows = [{"input_length": 1024 + 50 * n, "output_length": 40, "hash_ids": [0, 1, 2 + n]} for n in range(30)]
+    rows = [
+        {"timestamp": n, "input_length": 1025 + 10 * n, "output_length": 40, "hash_ids": [0, 1, 2 + n]}
+        for n in range(30)
+    ]
     trace.write_text("\n".join(map(json.dumps, rows)))
     with serving(fake(granularity=1, max_num_seqs=None)) as url:
         found = report(url, "--concurrency", "2", "--trace", str(trace), "--trace-scale", "0.1")

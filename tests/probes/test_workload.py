@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import random
 from itertools import islice
-from pathlib import Path
 
 import pytest
 
@@ -19,7 +17,6 @@ from anaphora.probes.workload import (
     TraceRow,
     TraceWorkload,
     Workload,
-    read_trace,
 )
 
 SCALE = Scale(1.25, 10.0, "usage")
@@ -135,40 +132,10 @@ def test_the_description_says_what_is_asked() -> None:
     assert "925 prompt" in TraceWorkload(ROWS, SCALE).description
 
 
-def test_read_trace(tmp_path: Path) -> None:
-    path = tmp_path / "trace.jsonl"
-    rows = [
-        {"timestamp": 0, "input_length": 6758, "output_length": 500, "hash_ids": [0, 1]},
-        {"input_length": 5, "output_length": 1},
-    ]
-    path.write_text("\n".join(map(json.dumps, rows)) + "\n\n")
-    assert read_trace(path) == [TraceRow(6758, 500, (0, 1)), TraceRow(5, 1)]
-
-
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [
-        ("{", "line 2.*not JSON"),
-        ("[]", "line 2.*object"),
-        ('{"input_length": 5}', "line 2.*output_length"),
-        ('{"input_length": "5", "output_length": 1}', "line 2.*input_length"),
-        ('{"input_length": 5, "output_length": 1, "hash_ids": ["a"]}', "line 2.*hash_ids"),
-    ],
-)
-def test_a_broken_trace_names_the_line(tmp_path: Path, line: str, said: str) -> None:
-    path = tmp_path / "trace.jsonl"
-    path.write_text('{"input_length": 5, "output_length": 1}\n' + line)
-    with pytest.raises(ConfigError, match=said):
-        read_trace(path)
-
-
-def test_empty_missing_and_binary_traces_are_refused(tmp_path: Path) -> None:
-    empty, binary = tmp_path / "empty", tmp_path / "binary"
-    empty.write_text("\n")
-    binary.write_bytes(b"\xff\xfe\x00")
-    for path in (empty, binary, tmp_path / "missing"):
-        with pytest.raises(ConfigError, match="--trace"):
-            read_trace(path)
+def test_the_size_of_a_block_is_the_trace_s() -> None:
+    rows = [TraceRow(160, 1, (0, 1, 2)), TraceRow(160, 1, (0, 1, 3))]
+    a, b = map(words, take(TraceWorkload(rows, SCALE, block_size=16), 2))
+    assert common(a, b) == pytest.approx(32 / SCALE.per_word, abs=4)
 
 
 def test_requests_longer_than_the_context_are_left_out_and_counted() -> None:

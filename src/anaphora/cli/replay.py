@@ -96,7 +96,7 @@ def replay(
     with shown_steps() as progress:
         requests = read_all(traces, reports, progress, form=form, strict=strict, tokenize=_tokenize(tokenizer))
         with spooled(requests, block_size) as spool:
-            plan = make_plan(options, spool, options["jobs"] or len(os.sched_getaffinity(0)))
+            plan = make_plan(options, spool, options["jobs"] or _cores())
             study = examine(spool, plan, progress)
     if html is not None:
         from anaphora.cli.replay_page import html_page
@@ -108,6 +108,10 @@ def replay(
         print_study(study, reports)
     unmet = plan.worth is not None and study.enough() is None
     sys.exit(1 if unmet or not spool.blocks else 0)
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _tokenize(folder: Path | None) -> Tokenize | None:

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from anaphora.tiers.break_even import PrefillSpeed
 
 _TIERS = ("ram_cache", "disk_cache", "remote_cache")
+_HEADER_BYTES = 144
+"""In front of a block on disk, and 4 a token (docs/tiers.md); both parts fill whole pages."""
 _SHORT, _LONG = 1024, 32768
 """Prompts whose prefill is estimated, to tell the part that grows with their length from that with its square."""
 
@@ -41,15 +43,15 @@ def make_plan(options: dict[str, Any], spool: Spool, processes: int) -> Plan:
     """Raises ConfigError, ModelNotFound, HardwareNotFound and what else the model's folder makes wrong."""
     from anaphora.replay.study import Plan
     from anaphora.replay.tiered import TierSizes
+    from anaphora.tiers.memory import round_up
     from anaphora.tiers.ram import ENTRY_BYTES
     from anaphora.tiers.saving import WritePolicy
-    from anaphora.tiers.segment import slot_bytes
 
     costs = _costs(options)
     block = None if costs.bytes_per_token is None else costs.bytes_per_token * spool.block_size
     weights = {
         "ram_cache": block and block + ENTRY_BYTES,
-        "disk_cache": block and slot_bytes(spool.block_size, block),
+        "disk_cache": block and round_up(block) + round_up(_HEADER_BYTES + 4 * spool.block_size),
         "remote_cache": block,
     }
     if options["worth"] is not None and not spool.seconds:

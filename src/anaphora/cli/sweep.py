@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from anaphora.probes.endpoint import Endpoint
     from anaphora.probes.sweep import Sweep
     from anaphora.probes.verify.prompts import Scale
-    from anaphora.probes.workload import Workload
+    from anaphora.probes.workload import TraceRow, Workload
 
 F = TypeVar("F", bound=Callable[..., Any])
 _FILE = click.Path(path_type=Path)
@@ -34,7 +34,7 @@ _LOAD: tuple[Callable[[F], F], ...] = (
     click.option("--prompt-tokens", default="512", show_default=True, help="Length, or uniform:A-B, normal:MEAN,SD."),
     click.option("--output-tokens", default="128", show_default=True, help="Likewise, or lognormal:MEDIAN,SIGMA."),
     click.option("--shared-prefix", type=click.IntRange(0), default=0, help="Tokens at the head of every prompt."),
-    click.option("--trace", type=_FILE, help="Mooncake jsonl: its lengths and shared prefixes."),
+    click.option("--trace", type=_FILE, help="Of `anaphora replay`: lengths and shared prefixes."),
     click.option("--trace-scale", type=click.FloatRange(0, min_open=True), default=1.0, help="Factor of its lengths."),
     click.option("--slo", metavar="LIMITS", help="Count goodput under limits: ttft=500ms,itl=50ms (also tpot, e2e)."),
     click.option("--plan", type=_FILE, help="JSON of `anaphora plan`: compare its prediction."),
@@ -138,15 +138,34 @@ def _make(options: dict[str, Any]) -> Sweep:
 
 
 def _workload(options: dict[str, Any], seed: int) -> Callable[[Scale], Workload]:
-    from anaphora.probes.workload import Lengths, SyntheticWorkload, TraceWorkload, read_trace
+    from anaphora.probes.workload import Lengths, SyntheticWorkload, TraceWorkload
 
     if options["trace"] is not None:
-        rows, factor = read_trace(options["trace"]), options["trace_scale"]
-        return lambda scale: TraceWorkload(rows, scale, factor=factor, seed=seed)
+        (rows, block_size), factor = _read_trace(options["trace"]), options["trace_scale"]
+        return lambda scale: TraceWorkload(rows, scale, block_size=block_size, factor=factor, seed=seed)
     prompt = Lengths.parse(options["prompt_tokens"], "--prompt-tokens")
     output = Lengths.parse(options["output_tokens"], "--output-tokens")
     shared = options["shared_prefix"]
     return lambda scale: SyntheticWorkload(prompt, output, scale, shared_prefix=shared, seed=seed)
+
+
+def _read_trace(path: Path) -> tuple[list[TraceRow], int]:
+    """(rows, tokens of a block). Raises InputError for the first line that is wrong."""
+    from anaphora.probes.workload import TraceRow
+    from anaphora.replay.readers.base import ReadReport
+    from anaphora.replay.readers.source import read_trace
+    from anaphora.replay.spool import chained
+
+    rows, block_size = [], 1
+    for request in read_trace(path, ReadReport(), strict=True):
+        if request.token_ids is not None:
+            raise ConfigError(f"--trace {path} is a chat log; a sweep takes lengths: give a trace or a request log")
+        block_size = request.block_size or block_size
+        names = (int.from_bytes(name, "little") for name in chained(request, block_size))
+        rows.append(TraceRow(request.input_length, request.output_length, tuple(names)))
+    if not rows:
+        raise ConfigError(f"--trace {path} holds no requests; give one with at least one")
+    return rows, block_size
 
 
 def _print(endpoint: Endpoint, state: Sweep, interrupted: bool) -> None:

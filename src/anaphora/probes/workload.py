@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import math
 import random
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
-from pathlib import Path
 from typing import Any, Protocol
 
 from anaphora.errors import ConfigError
 from anaphora.probes.verify.prompts import QUESTION_WORDS, WORDS, Scale
-
-MOONCAKE_BLOCK = 512
-"""Tokens that one of a trace's hash_ids stands for."""
 
 _STREAM = 1 << 17
 """Words in the text that prompts are cut from."""
@@ -141,14 +136,17 @@ class TraceRow:
 
 
 class TraceWorkload:
-    """Mooncake's lengths and shared prefixes, in the order of the trace, its text invented: a hash id is a text.
+    """A trace's lengths and shared prefixes, in its order, its text invented: a hash id is a text.
 
-    (Qin et al., "Mooncake", FAST 2025.) `factor` scales all lengths, blocks included, so that the shares of the
+    A hash id stands for `block_size` tokens. `factor` scales all lengths, blocks included, so that the shares of the
     prompts that are shared stay. Past its end the trace begins again with other texts.
     """
 
-    def __init__(self, rows: Sequence[TraceRow], scale: Scale, *, factor: float = 1.0, seed: int = 0) -> None:
+    def __init__(
+        self, rows: Sequence[TraceRow], scale: Scale, *, block_size: int = 512, factor: float = 1.0, seed: int = 0
+    ) -> None:
         self._rows, self._scale, self._factor, self._seed = rows, scale, factor, seed
+        self._block_size = block_size
 
     @property
     def description(self) -> str:
@@ -160,7 +158,7 @@ class TraceWorkload:
 
     def jobs(self) -> Iterator[Job]:
         texts = Texts(self._seed)
-        block = max(1, round(MOONCAKE_BLOCK * self._factor / self._scale.per_word))
+        block = max(1, round(self._block_size * self._factor / self._scale.per_word))
         for turn in count():
             for number, row in enumerate(self._rows):
                 tokens = max(1, round(row.input_length * self._factor))
@@ -172,40 +170,6 @@ class TraceWorkload:
                 if len(words) < total:
                     words += texts.words(f"row {turn} {number}", total - len(words))
                 yield Job(_chat(words), tokens, max(1, round(row.output_length * self._factor)))
-
-
-def read_trace(path: Path) -> list[TraceRow]:
-    """A Mooncake jsonl file. Raises ConfigError with the line that is wrong."""
-    rows = []
-    try:
-        with path.open(encoding="utf-8") as lines:
-            for number, line in enumerate(lines, 1):
-                if line.strip():
-                    rows.append(_row(line, f"{path}, line {number}"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--trace {path} cannot be read: {error}") from None
-    if not rows:
-        raise ConfigError(f"--trace {path} holds no requests; give a Mooncake jsonl file")
-    return rows
-
-
-def _row(line: str, where: str) -> TraceRow:
-    try:
-        found = json.loads(line)
-    except ValueError as error:
-        raise ConfigError(f"{where}: not JSON ({error})") from None
-    if not isinstance(found, dict):
-        raise ConfigError(f"{where}: not a JSON object")
-    lengths = []
-    for name in ("input_length", "output_length"):
-        value = found.get(name)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-            raise ConfigError(f"{where}: {name} must be a whole number of tokens, not {value!r}")
-        lengths.append(value)
-    ids = found.get("hash_ids") or []
-    if not isinstance(ids, list) or not all(isinstance(one, int) for one in ids):
-        raise ConfigError(f"{where}: hash_ids must be a list of whole numbers")
-    return TraceRow(lengths[0], lengths[1], tuple(ids))
 
 
 class Fitting:

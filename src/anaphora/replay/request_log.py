@@ -85,7 +85,7 @@ class RequestLogWriter:
         self._queue: Queue[RequestRecord | None] = Queue(_WAITING)
         self._count = Lock()
         self._file = -1
-        self._size = 0
+        self._size = self._head_bytes = 0
         self._off_until = 0.0
         self._closed = False
         try:

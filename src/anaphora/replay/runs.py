@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from multiprocessing import get_context
+from signal import SIG_IGN, SIGINT, signal
 
 from anaphora.blocks.eviction import make_policy
+from anaphora.errors import InputError
 from anaphora.replay.costs import TIERS, Costs, Quantiles
 from anaphora.replay.optimum import optimum
 from anaphora.replay.simulator import PoolReplay
@@ -108,7 +111,10 @@ def _account(result: Measured, prompt: Prompt, hits: dict[str, int], block_size:
 def run_all(
     spool: Spool, jobs: Iterable[Job], costs: Costs, processes: int, progress: Callable[[int, int], None]
 ) -> dict[Job, Measured]:
-    """Every job's result; `progress` is called with (jobs done, jobs in all)."""
+    """Every job's result; `progress` is called with (jobs done, jobs in all).
+
+    Raises InputError when a process was killed.
+    """
     todo = list(dict.fromkeys(jobs))
     results: dict[Job, Measured] = {}
     progress(0, len(todo))
@@ -117,13 +123,17 @@ def run_all(
             results[job] = run(spool, job, costs)
             progress(len(results), len(todo))
         return results
-    with ProcessPoolExecutor(min(processes, len(todo)), get_context("spawn")) as executor:
+    workers = min(processes, len(todo))
+    with ProcessPoolExecutor(workers, get_context("spawn"), signal, (SIGINT, SIG_IGN)) as executor:
         started = {executor.submit(run, spool, job, costs): job for job in todo}
         try:
             for future in as_completed(started):
                 results[started[future]] = future.result()
                 progress(len(results), len(todo))
-        except BaseException:
+        except BrokenProcessPool:
+            raise InputError(
+                "a process of the replay was killed, most likely for want of memory; give --jobs 1, or --bounded"
+            ) from None
+        finally:
             executor.shutdown(cancel_futures=True)
-            raise
     return results

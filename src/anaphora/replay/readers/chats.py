@@ -56,6 +56,8 @@ class Chats:
             tokens = self._tokenize(request)
         except AnaphoraError as error:
             raise BadLine(str(error)) from None
+        except RecursionError:
+            raise BadLine("the request is nested too deeply") from None
         salt = "\0".join(str(request.get(key, "")) for key in ("model", "cache_salt"))
         return TraceRequest(arrival, len(tokens), _output_of(row), token_ids=tokens, salt=salt)
 
