@@ -23,8 +23,8 @@ int64_t rounded(int64_t floats) { return (floats + 15) / 16 * 16; }
 
 int64_t code_bytes(Format format, int dim) { return format == Format::fp32 ? 4 * dim : (dim + 1) / 2 * 4; }
 
-// One thread's memory: [tile rows] of queries, scores, mixed values and, for items by query, two records; decoded
-// keys or values. With head_dim 64 it is 260 KiB, with 256 it is 580 KiB.
+// One thread's memory: a tile's queries, scores and mixed values, two records per row for items by query, and decoded
+// keys or values. 240 KiB with head_dim 64, 530 KiB with 256.
 struct ThreadScratch {
     Scratch memory;
     TileScratch tile;
@@ -179,8 +179,8 @@ struct Call {
             for (int query = m.first; query < m.end; ++query)
                 for (int g = 0; g < per_head(); ++g, ++tile.rows) {
                     const int head = kv_head * per_head() + g;
-                    scratch.query[tile.rows] = this->query.data + (first_token[m.row] + query) * this->query.row_stride +
-                                               int64_t{head} * storage.key_dim;
+                    const int64_t token = (first_token[m.row] + query) * this->query.row_stride;
+                    scratch.query[tile.rows] = this->query.data + token + int64_t{head} * storage.key_dim;
                     if (scoring.alibi) scratch.slope[tile.rows] = scoring.alibi[head] * kLog2e;
                 }
         }
@@ -283,7 +283,8 @@ struct Call {
 
 }  // namespace
 
-void Step::attend(Worker &worker, int layer_number, int query_heads, Heads query, Heads out, const Scoring &scoring) const {
+void Step::attend(Worker &worker, int layer_number, int query_heads, Heads query, Heads out,
+                  const Scoring &scoring) const {
     const LayerKV &layer = storage_->layers[layer_number];
     const Plan &plan = plans_[layer.group];
     Workspace &space = *storage_->workspace;
@@ -295,7 +296,10 @@ void Step::attend(Worker &worker, int layer_number, int query_heads, Heads query
         for (int i; (i = worker.claim(static_cast<int>(wave.pieces.size()))) >= 0;) {
             const Piece piece = wave.pieces[i];
             const Item &item = plan.items[piece.item];
-            item.partition < 0 ? call.by_query(item, piece.head, scratch) : call.by_partition(item, wave, piece.head, scratch);
+            if (item.partition < 0)
+                call.by_query(item, piece.head, scratch);
+            else
+                call.by_partition(item, wave, piece.head, scratch);
         }
         if (plan.folded.empty()) continue;
         worker.barrier();

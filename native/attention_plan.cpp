@@ -1,9 +1,6 @@
 #include "attention_plan.h"
 
 #include <algorithm>
-#include <cstring>
-#include <numeric>
-#include <stdexcept>
 
 namespace anaphora {
 namespace {
@@ -53,8 +50,8 @@ struct Planner {
             fn(Member{row, static_cast<int>(int64_t{n} * i / tiles), static_cast<int>(int64_t{n} * (i + 1) / tiles)});
     }
 
-    // By query, long rows need no records, but a row gives only tiles x KV heads pieces of work: the slowest thread
-    // may have one more than the others. By partition there are enough pieces, and a record of each query and partition.
+    // By query, long rows need no records, but a row gives only tiles x KV heads pieces of work, and the last thread
+    // may begin one when the others end. By partition the pieces are many, and there is a record per query of each.
     bool long_rows_by_query() const {
         double all = 0, longest = 0, records = 0;
         for (int row = 0; row < count(); ++row)
@@ -98,7 +95,8 @@ struct Planner {
     void by_partition(int partition, std::vector<Reader> &readers) {
         const auto before = [](const Reader &a, const Reader &b) {
             if (a.first != b.first) return a.first < b.first;
-            return std::lexicographical_compare(a.blocks + a.first, a.blocks + a.end, b.blocks + b.first, b.blocks + b.end);
+            return std::lexicographical_compare(a.blocks + a.first, a.blocks + a.end,  //
+                                                b.blocks + b.first, b.blocks + b.end);
         };
         std::stable_sort(readers.begin(), readers.end(), before);
         for (size_t i = 0; i < readers.size();) {
@@ -126,7 +124,8 @@ struct Planner {
             together = std::max(together, std::min(common, readers[i].seen.end));
             const int own = readers[i].seen.end - common;
             plan.tokens_read += std::max(own, 0);
-            if (own > 0) item.seconds += static_cast<float>(seconds(readers[i].member.end - readers[i].member.first, own));
+            const Member &m = readers[i].member;
+            if (own > 0) item.seconds += static_cast<float>(seconds(m.end - m.first, own));
         }
         plan.tokens_read += together - readers[0].seen.begin;
         item.seconds += static_cast<float>(seconds(queries, together - readers[0].seen.begin));

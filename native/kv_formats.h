@@ -110,6 +110,12 @@ constexpr int place(int v, int i) {
     return Reader::unit == 2 ? 2 * i + v : v * kLanes + i;
 }
 
+// Dims with the last unit filled up.
+template <typename Reader>
+constexpr int padded(int dim) {
+    return (dim + Reader::unit - 1) / Reader::unit * Reader::unit;
+}
+
 // Calls fn with the reader of a format.
 template <typename Fn>
 INLINE void with_reader(anaphora::Format format, Fn &&fn) {
@@ -119,5 +125,9 @@ INLINE void with_reader(anaphora::Format format, Fn &&fn) {
         case anaphora::Format::fp16: return fn(Fp16{});
     }
 }
+
+// kv_write_kernels.cpp
+void write_keys(const anaphora::NewTokens &tokens);
+void write_values(const anaphora::NewTokens &tokens);
 
 }  // namespace ANAPHORA_TARGET
