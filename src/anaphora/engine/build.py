@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from anaphora import native
 from anaphora.blocks.hashing import Namespace
@@ -20,6 +20,12 @@ from anaphora.errors import ConfigError, CorruptModel
 from anaphora.geometry.kv_dtype import BlockMap
 from anaphora.geometry.model import ModelGeometry
 from anaphora.geometry.units import human_bytes
+
+if TYPE_CHECKING:
+    from anaphora.engine.models.load import LoadedModel
+    from anaphora.engine.tokenizer import Tokenizer
+    from anaphora.storage.calibration import Calibration
+    from anaphora.storage.codec import Codec
 
 logger = logging.getLogger(__name__)
 
@@ -87,43 +93,19 @@ def prepare(folder: ModelFolder, user: UserConfig) -> Prepared:
 
 def load(prepared: Prepared, startup: Startup) -> Engine:
     """Load the weights, allot the pool and run one token through the model. State changes: memory."""
-    import torch
-
-    from anaphora.engine.calibration import calibration_of
-    from anaphora.engine.models.load import load_model, native_module
     from anaphora.engine.runner import ModelRunner
-    from anaphora.engine.tokenizer import Tokenizer
-    from anaphora.storage.codec import VERSION, Codec
+    from anaphora.storage.codec import VERSION
     from anaphora.storage.paged import PagedStorage
 
     config = prepared.config
     if config.backend == "torch" and config.device == "cpu" and config.backend_reason != ASKED:
         logger.warning("the torch backend runs, many times slower than the native one: %s", config.backend_reason)
-    torch.set_num_threads(config.threads)
-    if config.backend == "native":
-        native_module().set_threads(config.threads)
+    tokenizer, loaded = load_weights(prepared, startup)
     since = time.monotonic()
-    tokenizer = Tokenizer.from_folder(config.model_path, chat_template=prepared.chat_template)
-    since = startup.timed("tokenizer", since)
-    dtype = getattr(torch, config.dtype)
-    device = torch.device(config.device)
-    loaded = load_model(
-        config.model_path,
-        prepared.model_config,
-        prepared.geometry,
-        dtype=dtype,
-        device=device,
-        implementation=config.implementation,
-        backend=config.backend,
-        max_model_len=config.max_model_len,
-    )
-    since = startup.timed("weights", since)
-    codec = Codec(prepared.blocks.dtype, prepared.blocks.layout)
-    if codec.calibrated:
-        calibration = calibration_of(loaded, tokenizer, prepared.geometry, device)
-        codec = Codec(codec.dtype, codec.layout, calibration)
+    codec, calibration = codec_of(prepared, loaded, tokenizer)
+    if calibration is not None:
         since = startup.timed("calibration", since)
-    storage = PagedStorage(codec, config.num_blocks, device)
+    storage = PagedStorage(codec, config.num_blocks, loaded.device)
     runner = ModelRunner(loaded.executor(storage), storage)
     namespace = Namespace(
         weights_digest=loaded.weights_digest,
@@ -135,7 +117,7 @@ def load(prepared: Prepared, startup: Startup) -> Engine:
     if config.has_tiers:
         from anaphora.engine.tiering.open import open_tiers
 
-        tiers = open_tiers(config, namespace, memoryview(storage.data.view(-1).numpy()))
+        tiers = open_tiers(config, namespace, storage.data.view(-1).numpy().data)
     engine = Engine(
         config,
         codec.layout,
@@ -153,6 +135,48 @@ def load(prepared: Prepared, startup: Startup) -> Engine:
         raise
     startup.timed("warm-up", since)
     return engine
+
+
+def load_weights(prepared: Prepared, startup: Startup) -> tuple[Tokenizer, LoadedModel]:
+    """State changes: memory; the threads of torch and of the native kernels."""
+    import torch
+
+    from anaphora.engine.models.load import load_model, native_module
+    from anaphora.engine.tokenizer import Tokenizer
+
+    config = prepared.config
+    torch.set_num_threads(config.threads)
+    if config.backend == "native":
+        native_module().set_threads(config.threads)
+    since = time.monotonic()
+    tokenizer = Tokenizer.from_folder(config.model_path, chat_template=prepared.chat_template)
+    since = startup.timed("tokenizer", since)
+    loaded = load_model(
+        config.model_path,
+        prepared.model_config,
+        prepared.geometry,
+        dtype=getattr(torch, config.dtype),
+        device=torch.device(config.device),
+        implementation=config.implementation,
+        backend=config.backend,
+        max_model_len=config.max_model_len,
+    )
+    startup.timed("weights", since)
+    return tokenizer, loaded
+
+
+def codec_of(
+    prepared: Prepared, loaded: LoadedModel, tokenizer: Tokenizer, calibration: Calibration | None = None
+) -> tuple[Codec, Calibration | None]:
+    """The codec, and the model's calibration where it rests on one; given, it is not made anew."""
+    from anaphora.engine.calibration import calibration_of
+    from anaphora.storage.codec import Codec
+
+    codec = Codec(prepared.blocks.dtype, prepared.blocks.layout)
+    if not codec.calibrated:
+        return codec, calibration
+    calibration = calibration or calibration_of(loaded, tokenizer, prepared.geometry, loaded.device)
+    return Codec(codec.dtype, codec.layout, calibration), calibration
 
 
 def allotment(prepared: Prepared) -> list[tuple[str, str]]:

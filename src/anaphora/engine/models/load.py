@@ -50,6 +50,10 @@ class LoadedModel:
     hidden: Hidden
     """Layer by layer, whatever runs the steps: where a pass is to be looked into. Holds one layer's weights more."""
 
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cpu") if isinstance(self.decoder, NativeDecoder) else self.decoder.device
+
     def executor(self, storage: PagedStorage) -> StepExecutor:
         """What runs the model's steps over a storage; one at a time."""
         if self.backend == "torch":
