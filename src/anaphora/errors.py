@@ -16,7 +16,7 @@ AnaphoraError
 |  `- StreamCut             a stream that ended before its end
 |- RequestError          one request is wrong; the server goes on         (HTTP, see server/errors.py)
 |  |- InvalidRequest     |- UnsupportedField   |- ContextTooLong  |- RequestNeverFits
-|  |- UnknownModel       |- AuthenticationFailed                  |- BodyTooLarge
+|  |- UnknownModel       |- UnknownRequest    |- AuthenticationFailed  |- BodyTooLarge
 |  |- QueueFull          `- EngineUnavailable
 |- OutOfBlocks           the pool cannot give what was asked; the caller preempts
 `- BlockStateError       a bug of ours: an illegal move of a block
@@ -138,6 +138,12 @@ class UnknownModel(RequestError):
     """The request names a model that is not served."""
 
     code = "model_not_found"
+
+
+class UnknownRequest(RequestError):
+    """Nothing is remembered of the request that was asked about."""
+
+    code = "request_not_found"
 
 
 class AuthenticationFailed(RequestError):

@@ -7,18 +7,23 @@ import logging
 import sys
 import threading
 import time
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from anaphora.cli.config_file import load_defaults
-from anaphora.cli.options import FiniteRange, engine_options, needs_serve_extra, user_config
+from anaphora.cli.options import Bytes, FiniteRange, engine_options, needs_serve_extra, user_config
 from anaphora.errors import ConfigError
 
 if TYPE_CHECKING:
     from anaphora.engine.build import Prepared
     from anaphora.engine.loop import EngineLoop
+    from anaphora.explain.explainer import OnFinish
+
+_SMALLEST_LOG = 64 << 10
 
 
 @click.command()
@@ -33,6 +38,19 @@ if TYPE_CHECKING:
 @click.option("--salt-by-key", is_flag=True, help="Each key reuses only the prefixes that it made itself.")
 @click.option("--max-body-bytes", type=click.IntRange(1), default=8 << 20, show_default=True, help="Then 413.")
 @click.option("--shutdown-timeout", type=FiniteRange(0), default=30.0, show_default=True, help="Seconds to drain.")
+@click.option("--explain-text", is_flag=True, help="Keep the text where prompts part, and show it in GET /explain.")
+@click.option(
+    "--request-log",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write lengths, times, causes of misses and salted block hashes here, no text: for replay and explain.",
+)
+@click.option(
+    "--request-log-max-bytes",
+    type=Bytes(),
+    default=256 << 20,
+    show_default="256MiB",
+    help="Then a new file begins; four old ones are kept.",
+)
 @click.option("--demo", is_flag=True, help="Show cold and warm time to first token once the server is ready.")
 @click.option("--print-config", is_flag=True, help="Print every setting as resolved (JSON) and exit.")
 @click.option(
@@ -54,6 +72,9 @@ def serve(
     salt_by_key: bool,
     max_body_bytes: int,
     shutdown_timeout: float,
+    explain_text: bool,
+    request_log: Path | None,
+    request_log_max_bytes: int,
     demo: bool,
     print_config: bool,
     **options: Any,
@@ -82,6 +103,7 @@ def serve(
     settings = ServerSettings(names, hash_keys(keys), salt_by_key, max_body_bytes)
     state = ServerState(settings)
     base_url: list[str] = []
+    cleanup = ExitStack()
 
     def load_engine() -> EngineLoop:
         from anaphora.engine.build import Startup, load, prepare
@@ -93,7 +115,10 @@ def serve(
         prepared = prepare(folder, user)
         startup.timed("model and settings", since)
         _print_allotment(prepared)
-        loop = EngineLoop(load(prepared, startup), max_waiting=max_waiting)
+        on_finish = _request_log(request_log, request_log_max_bytes, prepared, names[0], cleanup)
+        engine = load(prepared, startup)
+        engine.explainer.keep_text, engine.explainer.on_finish = explain_text, on_finish
+        loop = EngineLoop(engine, max_waiting=max_waiting)
         state.startup_seconds = startup.seconds
         loop.start()
         parts = ", ".join(f"{name} {seconds:.1f}" for name, seconds in startup.seconds.items())
@@ -102,14 +127,15 @@ def serve(
             _start_demo(base_url[0], names[0], prepared, keys)
         return loop
 
-    run_server(
-        state,
-        host,
-        port,
-        load=load_engine,
-        on_listening=base_url.append,
-        shutdown_timeout=shutdown_timeout,
-    )
+    with cleanup:
+        run_server(
+            state,
+            host,
+            port,
+            load=load_engine,
+            on_listening=base_url.append,
+            shutdown_timeout=shutdown_timeout,
+        )
 
 
 def _say(text: str) -> None:
@@ -131,6 +157,24 @@ def _read_keys(path: Path | None) -> list[str]:
     if not keys:
         raise ConfigError(f"--api-key-file {path} holds no key; put one on each line")
     return keys
+
+
+def _request_log(
+    path: Path | None, max_bytes: int, prepared: Prepared, model: str, cleanup: ExitStack
+) -> OnFinish | None:
+    """What the engine tells of every request that ends; the file is opened now, and closed by `cleanup`."""
+    if path is None:
+        return None
+    if max_bytes < _SMALLEST_LOG:
+        raise ConfigError(
+            f"--request-log-max-bytes {max_bytes} is too little for a file; give {_SMALLEST_LOG} or more, or 256MiB"
+        )
+    from anaphora.replay.request_log import RequestLogWriter
+    from anaphora.server.request_log import log_to
+
+    writer = RequestLogWriter(path, max_bytes, block_size=prepared.config.block_size, model=model)
+    cleanup.callback(writer.close)
+    return partial(log_to, writer)
 
 
 def _print_allotment(prepared: Prepared) -> None:

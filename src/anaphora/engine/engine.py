@@ -332,7 +332,9 @@ class Engine:
             assert request.num_cached_tokens is not None
             self.stats.queue_time.observe(now - request.arrival_time)
             request.admission_time = now
-            self.explainer.admitted(request, self.scheduler.running)
+            miss = self.explainer.admitted(request, self.scheduler.running).miss
+            if miss is not None:
+                self.stats.missed_tokens[miss.cause] = self.stats.missed_tokens.get(miss.cause, 0) + miss.tokens
             self.stats.prompt_tokens += request.num_prompt_tokens
             self.stats.cached_tokens += request.num_cached_tokens
             if self.config.enable_prefix_caching:

@@ -45,6 +45,8 @@ class EngineStats:
     prefix_queries: int = 0
     """Tokens looked up in the prefix index at first admission (resumed requests excluded)."""
     prefix_hits: int = 0
+    missed_tokens: dict[str, int] = field(default_factory=dict)
+    """Prompt tokens that were not reused, by cause (see explain/outcome.py)."""
     preemptions: int = 0
     evictions: int = 0
     source_tokens: dict[str, int] = field(default_factory=dict)

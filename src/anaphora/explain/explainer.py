@@ -51,7 +51,8 @@ class Prompt(Protocol):
     @property
     def reused(self) -> Mapping[str, int]: ...
     @property
-    def seconds(self) -> Mapping[str, float]: ...
+    def seconds(self) -> Mapping[str, float]:
+        """By source, and since arrival: to admission (queue), to the first token (ttft), until now (e2e)."""
 
 
 OnFinish = Callable[[Outcome, Sequence[BlockHash]], object]
@@ -102,10 +103,14 @@ class Explainer:
         self._makers.clear()
         self._prefixes.clear()
 
-    def admitted(self, prompt: Prompt, running: Iterable[Prompt]) -> None:
-        """The request runs from now on, with `num_cached_tokens` reused; `running`: all that run."""
+    def admitted(self, prompt: Prompt, running: Iterable[Prompt]) -> Outcome:
+        """The request runs from now on, with `num_cached_tokens` reused; `running`: all that run.
+
+        Returns its outcome, which `finished` completes.
+        """
         reused, total = prompt.num_cached_tokens or 0, len(prompt.prompt_ids)
-        outcome = Outcome(prompt.request_id, time.time(), total, prompt.reused, prompt.seconds)
+        seconds = prompt.seconds
+        outcome = Outcome(prompt.request_id, time.time() - seconds["e2e"], total, prompt.reused, seconds)
         outcome.waited_for = prompt.waited_for
         if self._cache.enable_prefix_caching:
             rungs = self._rungs(prompt, reused)
@@ -114,6 +119,7 @@ class Explainer:
         else:
             outcome.miss = Miss(Cause.CACHING_OFF, 0, total)
         self.outcomes.add(outcome)
+        return outcome
 
     def finished(self, prompt: Prompt, reason: str, pinned_tokens: int) -> None:
         """The request has ended and given its blocks up. One that was never admitted has no outcome."""
@@ -147,7 +153,8 @@ class Explainer:
             if not gone:  # it is there, and what must go with it is not: a window's blocks, or room for a copy
                 return Miss(Cause.BELOW_GRANULARITY, at, missed, known_tokens=depth * size - at)
         if gone:
-            return self._evicted_miss(at, missed, min(missed, len(gone) * size - at % size), gone)
+            known = min(missed, len(gone) * size - at % size)
+            return self._evicted_miss(prompt.request_id, at, missed, known, gone)
         if (maker := self._computing(prompt, running, at)) is not None:
             return Miss(Cause.IN_PROGRESS, at, missed, min(missed - 1, size - at % size), maker)
         elsewhere = self._prefixes.longest_elsewhere(rungs, prompt.chain.namespace_key)
@@ -171,8 +178,8 @@ class Explainer:
         known = [eviction for digest in hashes[:depth] if (eviction := self._evictions.get(digest)) is not None]
         return [max(known, key=lambda eviction: eviction.serial)] if known else []
 
-    def _evicted_miss(self, at: int, missed: int, known: int, gone: Sequence[Eviction]) -> Miss:
-        room = self._evictions.room_for(gone)
+    def _evicted_miss(self, own: RequestId, at: int, missed: int, known: int, gone: Sequence[Eviction]) -> Miss:
+        room = self._evictions.room_for(gone, own)
         first = gone[0]
         return Miss(
             Cause.EVICTED,

@@ -56,7 +56,9 @@ class Evictions:
     """The latest evictions, by block and by parent."""
 
     def __init__(self, limit: int) -> None:
-        self.count = 0
+        self._count = 0
+        self._first: Bounded[str, int] = Bounded(limit)
+        """Evictions before the first one that was for a request."""
         self._blocks: Bounded[BlockHash, Eviction] = Bounded(limit)
         self._children: Bounded[BlockHash, BlockHash] = Bounded(limit)
 
@@ -64,9 +66,11 @@ class Evictions:
         return len(self._blocks)
 
     def note(self, block: BlockHash, parent: BlockHash, time: float, by: str) -> None:
-        self._blocks.put(block, Eviction(time, by, self.count))
+        if self._first.get(by) is None:
+            self._first.put(by, self._count)
+        self._blocks.put(block, Eviction(time, by, self._count))
         self._children.put(parent, block)
-        self.count += 1
+        self._count += 1
 
     def get(self, block: BlockHash) -> Eviction | None:
         return self._blocks.get(block)
@@ -79,13 +83,14 @@ class Evictions:
         """The block that went last of those below `parent`."""
         return self._children.get(parent)
 
-    def room_for(self, evictions: Sequence[Eviction]) -> int:
-        """So many more blocks in the pool, and these would not have gone.
+    def room_for(self, evictions: Sequence[Eviction], request: str) -> int:
+        """So many more blocks in the pool, and these would have been there when the request came.
 
-        Every eviction from the first of them on would have waited for one more block to come. Exact for policies
-        whose order does not depend on the size, as long as nothing came back in between; else an upper bound.
+        With one block more, one eviction less had come to pass by then; the request's own do not count. Exact for
+        policies whose order does not depend on the size, as long as nothing came back in between; else an upper bound.
         """
-        return self.count - min(eviction.serial for eviction in evictions)
+        first = self._first.get(request)
+        return (self._count if first is None else first) - min(eviction.serial for eviction in evictions)
 
     def clear(self) -> None:
         self._blocks.clear()

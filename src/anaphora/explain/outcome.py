@@ -79,7 +79,7 @@ class Outcome:
 
     request_id: str
     time: float
-    """Admission, seconds since 1970."""
+    """Arrival, seconds since 1970."""
     prompt_tokens: int
     reused: Mapping[str, int]
     """Prompt tokens that were not computed, by where they came from."""

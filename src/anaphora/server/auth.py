@@ -59,11 +59,16 @@ class Authentication:
         await self._app(scope, receive, send)
 
 
+def caller(scope: Scope) -> bytes:
+    """The digest of the caller's key; empty where the server has no keys."""
+    return bytes(scope.get(_KEY_DIGEST, b""))
+
+
 def salt_for(scope: Scope, settings: ServerSettings, given: str | None) -> str | None:
     """The salt of the request's cached blocks: as given, or with --salt-by-key bound to the caller's key too."""
     if not settings.salt_by_key:
         return given
-    return hmac.new(scope[_KEY_DIGEST], (given or "").encode(), hashlib.sha256).hexdigest()
+    return hmac.new(caller(scope), (given or "").encode(), hashlib.sha256).hexdigest()
 
 
 def _digest(key: str) -> bytes:

@@ -16,10 +16,10 @@ from anaphora.engine.loop import EngineLoop
 from anaphora.engine.params import SamplingParams
 from anaphora.engine.tokenizer import Tokenizer
 from anaphora.errors import InvalidRequest
-from anaphora.server.auth import salt_for
+from anaphora.server.auth import caller, salt_for
 from anaphora.server.generation import Generation
 from anaphora.server.requests import ChatRequest, Message, SamplingFields, TokenizeRequest
-from anaphora.server.responses import to_json
+from anaphora.server.responses import REQUEST_ID_HEADER, to_json
 from anaphora.server.settings import ServerState
 
 _DIRECT = (
@@ -40,6 +40,12 @@ _DIRECT = (
 _TEMPLATE_ARGUMENTS = frozenset({"self", "messages", "tools", "add_generation_prompt", "continue_final_message"})
 _SEED_SPAN = 2**64
 
+PIN_HEADER = "X-Anaphora-Pin"
+"""Seconds for which the blocks of a request are kept after its end, within the pool's bound for pins."""
+MOST_PIN_SECONDS = 86400
+EXPLAIN_HEADER = "X-Anaphora-Explain"
+"""1: the answer says where the prompt's keys and values came from (responses.Explain)."""
+
 
 def state_of(request: Request) -> ServerState:
     state: ServerState = request.app.state.server
@@ -58,8 +64,9 @@ def header(prefix: str, model: str) -> dict[str, Any]:
     return {"id": f"{prefix}-{secrets.token_hex(16)}", "created": int(time.time()), "model": model}
 
 
-def json_answer(model: Any) -> Response:
-    return Response(to_json(model), media_type="application/json")
+def json_answer(model: Any, request_id: str | None = None) -> Response:
+    headers = {REQUEST_ID_HEADER: request_id} if request_id is not None else None
+    return Response(to_json(model), headers=headers, media_type="application/json")
 
 
 def submit(
@@ -71,10 +78,51 @@ def submit(
     choices: Sequence[SamplingParams],
 ) -> Generation:
     """Start all sequences of a request, or none; raises what EngineLoop.submit raises."""
-    salt = salt_for(request.scope, state_of(request).settings, body.cache_salt)
-    generation = Generation(engine, request_id, prompts, choices, salt)
+    state = state_of(request)
+    salt = salt_for(request.scope, state.settings, body.cache_salt)
+    pin = _pin_seconds(request, engine)
+    generation = Generation(engine, request_id, prompts, choices, salt, pin, explains=_explains(request))
     generation.start()
+    if state.settings.salt_by_key:
+        state.owners.put(request_id, caller(request.scope))
     return generation
+
+
+def _pin_seconds(request: Request, engine: EngineLoop) -> float:
+    """From the header X-Anaphora-Pin; 0 without one. Raises InvalidRequest."""
+    given = request.headers.getlist(PIN_HEADER)
+    if not given:
+        return 0.0
+    if not engine.prefix_caching:
+        raise InvalidRequest(
+            f"`{PIN_HEADER}` asks to keep cached blocks, and this server runs without prefix caching. Leave it out, or "
+            "start the server without --no-enable-prefix-caching.",
+            param=PIN_HEADER,
+        )
+    try:
+        (seconds,) = map(float, given)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds <= MOST_PIN_SECONDS or "_" in given[0]:
+        raise InvalidRequest(
+            f"`{PIN_HEADER}` is {', '.join(given)!r}; it must be one number of seconds above 0, and at most "
+            f"{MOST_PIN_SECONDS:,} (a day). Leave it out to pin nothing.",
+            param=PIN_HEADER,
+            code="invalid_header",
+        )
+    return seconds
+
+
+def _explains(request: Request) -> bool:
+    """From the header X-Anaphora-Explain. Raises InvalidRequest."""
+    given = request.headers.get(EXPLAIN_HEADER, "0")
+    if given not in ("0", "1"):
+        raise InvalidRequest(
+            f"`{EXPLAIN_HEADER}` is {given!r}; it must be 1, or be left out.",
+            param=EXPLAIN_HEADER,
+            code="invalid_header",
+        )
+    return given == "1"
 
 
 def choices(

@@ -59,14 +59,16 @@ async def create_chat_completion(body: ChatRequest, request: Request) -> Respons
                 for index, answer in enumerate(answers)
             ],
             usage=generation.usage(),
-        )
+            **generation.explained(),
+        ),
+        head["id"],
     )
 
 
 async def _chunks(
     generation: Generation, body: ChatRequest, tokenizer: Tokenizer, head: dict[str, Any]
 ) -> AsyncIterator[ChatChunk]:
-    """Per choice: its role with the first output, then text, then the reason why it ended; usage at the very end."""
+    """Per choice: its role with the first output, then text, then why it ended. At the very end: usage, explain."""
     usage_so_far: dict[str, Any] = {"usage": None} if body.include_usage else {}
 
     def chunk(index: int, delta: ChatDelta, **more: Any) -> ChatChunk:
@@ -84,8 +86,9 @@ async def _chunks(
         if output.finish_reason is not None:
             ended = {"finish_reason": finish(output.finish_reason), "stop_reason": output.stop_reason}
             yield chunk(index, ChatDelta(), **ended)
-    if body.include_usage:
-        yield ChatChunk(**head, object="chat.completion.chunk", choices=[], usage=generation.usage())
+    ending: dict[str, Any] = generation.explained() | ({"usage": generation.usage()} if body.include_usage else {})
+    if ending:
+        yield ChatChunk(**head, object="chat.completion.chunk", choices=[], **ending)
 
 
 def _logprobs(body: ChatRequest, tokenizer: Tokenizer, entries: Iterable[TokenLogprob]) -> ChatLogprobs | None:

@@ -52,14 +52,16 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
                 for index, answer in enumerate(answers)
             ],
             usage=generation.usage(),
-        )
+            **generation.explained(),
+        ),
+        head["id"],
     )
 
 
 async def _chunks(
     generation: Generation, body: CompletionRequest, tokenizer: Tokenizer, head: dict[str, Any], echoes: Sequence[str]
 ) -> AsyncIterator[Completion]:
-    """Per choice: text, beginning with the echo if asked for, then the reason why it ended; usage at the very end."""
+    """Per choice: text, beginning with the echo if asked for, then why it ended. At the very end: usage, explain."""
     usage_so_far: dict[str, Any] = {"usage": None} if body.include_usage else {}
 
     def chunk(index: int, text: str, **more: Any) -> Completion:
@@ -79,8 +81,9 @@ async def _chunks(
         if output.finish_reason is not None:
             ended = {"finish_reason": finish(output.finish_reason), "stop_reason": output.stop_reason}
             yield chunk(index, "", **ended)
-    if body.include_usage:
-        yield Completion(**head, object="text_completion", choices=[], usage=generation.usage())
+    ending: dict[str, Any] = generation.explained() | ({"usage": generation.usage()} if body.include_usage else {})
+    if ending:
+        yield Completion(**head, object="text_completion", choices=[], **ending)
 
 
 def _read_prompts(tokenizer: Tokenizer, body: CompletionRequest) -> tuple[list[list[int]], list[str]]:

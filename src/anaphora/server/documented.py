@@ -9,7 +9,7 @@ from anaphora.server.responses import ErrorBody, Health
 _MEANING = {
     400: "The request is wrong; the message says where and what to change.",
     401: "No API key, or not one of the server's.",
-    404: "No such model.",
+    404: "No such model, or no such request.",
     413: "The body is too large.",
     415: "The body is not declared to be JSON.",
     429: "The queue is full; see the header Retry-After.",

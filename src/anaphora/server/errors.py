@@ -21,6 +21,7 @@ from anaphora.errors import (
     QueueFull,
     RequestError,
     UnknownModel,
+    UnknownRequest,
 )
 from anaphora.server.explain import explain, unreadable_body
 from anaphora.server.responses import ErrorBody, ErrorDetail
@@ -66,6 +67,7 @@ STATUS: Mapping[type[AnaphoraError], tuple[int, str]] = {
     InvalidRequest: (400, "invalid_request_error"),
     AuthenticationFailed: (401, "authentication_error"),
     UnknownModel: (404, "invalid_request_error"),
+    UnknownRequest: (404, "invalid_request_error"),
     RouteNotFound: (404, "invalid_request_error"),
     MethodNotAllowed: (405, "invalid_request_error"),
     BodyTooLarge: (413, "invalid_request_error"),

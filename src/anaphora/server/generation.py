@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from starlette.types import Receive
 
 from anaphora.engine.loop import EngineLoop
+from anaphora.engine.outcome import TokenSources
 from anaphora.engine.params import FinishReason, RequestOutput, SamplingParams
 from anaphora.errors import EngineUnavailable
 from anaphora.server.errors import ClientDisconnected, GenerationFailed
-from anaphora.server.responses import Finish, PromptTokensDetails, Usage
+from anaphora.server.responses import Explain, Finish, PromptTokensDetails, SourceTokens, Usage
 
 T = TypeVar("T")
 
@@ -51,12 +52,17 @@ class Generation:
         prompts: Sequence[Sequence[int]],
         choices: Sequence[SamplingParams],
         cache_salt: str | None,
+        pin_seconds: float = 0.0,
+        explains: bool = False,
     ) -> None:
+        """`explains`: the answer says where the prompts' keys and values came from."""
+        self.explains = explains
+        self.request_id = request_id
         self._engine = engine
         self._jobs = [(prompt, params) for prompt in prompts for params in choices]
         self._ids = [f"{request_id}-{index}" for index in range(len(self._jobs))]
         self._num_choices = len(choices)
-        self._salt = cache_salt
+        self._caching: Mapping[str, Any] = {"cache_salt": cache_salt, "pin_seconds": pin_seconds}
         self._latest: dict[int, RequestOutput] = {}
         self._open: set[int] = set()
         self._queue: asyncio.Queue[tuple[int, RequestOutput]] = asyncio.Queue()
@@ -65,7 +71,7 @@ class Generation:
         """Submit every sequence, or none. Raises what EngineLoop.submit raises."""
         try:
             for index, (prompt, params) in enumerate(self._jobs):
-                self._engine.submit(self._ids[index], prompt, params, self._receiver(index), cache_salt=self._salt)
+                self._engine.submit(self._ids[index], prompt, params, self._receiver(index), **self._caching)
                 self._open.add(index)
         except BaseException:
             self.close()
@@ -120,6 +126,18 @@ class Generation:
             total_tokens=prompt + completion,
             prompt_tokens_details=PromptTokensDetails(cached_tokens=sum(output.num_cached_tokens for output in firsts)),
         )
+
+    def explained(self) -> dict[str, Any]:
+        """The answer's `explain`, if it was asked for. Once all sequences have finished."""
+        if not self.explains:
+            return {}
+        firsts = [output for index, output in self._latest.items() if index % self._num_choices == 0]
+        total = TokenSources()
+        for output in firsts:
+            if output.sources is not None:
+                total.add(output.sources)
+        parts = {name: SourceTokens(tokens=each.tokens, seconds=each.seconds) for name, each in total.items()}
+        return {"explain": Explain(**parts)}
 
     def _receiver(self, index: int) -> Callable[[RequestOutput], None]:
         loop, queue = asyncio.get_running_loop(), self._queue

@@ -8,6 +8,8 @@ from typing import Literal
 from pydantic import BaseModel
 
 Finish = Literal["stop", "length"]
+REQUEST_ID_HEADER = "X-Request-Id"
+"""Of a generated answer, whole or streamed: its `id`."""
 
 
 class ErrorDetail(BaseModel):
@@ -33,6 +35,24 @@ class Usage(BaseModel):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+
+
+class SourceTokens(BaseModel):
+    tokens: int
+    seconds: float
+
+
+class Explain(BaseModel):
+    """Where the keys and values of the prompts came from; tokens of all together are `usage.prompt_tokens`.
+
+    Asked for with X-Anaphora-Explain: 1. Each prompt counts once, as its first choice found it.
+    """
+
+    pool: SourceTokens
+    ram: SourceTokens
+    disk: SourceTokens
+    remote: SourceTokens
+    computed: SourceTokens
 
 
 class TopLogprob(BaseModel):
@@ -70,6 +90,7 @@ class ChatCompletion(BaseModel):
     model: str
     choices: list[ChatChoice]
     usage: Usage
+    explain: Explain | None = None
 
 
 class ChatDelta(BaseModel):
@@ -92,6 +113,7 @@ class ChatChunk(BaseModel):
     model: str
     choices: list[ChatChunkChoice]
     usage: Usage | None = None
+    explain: Explain | None = None
 
 
 class CompletionLogprobs(BaseModel):
@@ -118,6 +140,7 @@ class Completion(BaseModel):
     model: str
     choices: list[CompletionChoice]
     usage: Usage | None = None
+    explain: Explain | None = None
 
 
 class ModelCard(BaseModel):

@@ -10,7 +10,10 @@ from typing import Literal
 
 from anaphora.engine.loop import EngineLoop
 from anaphora.errors import ConfigError, EngineUnavailable, UnknownModel
+from anaphora.explain.explainer import NUM_OUTCOMES
+from anaphora.explain.memory import Bounded
 
+_MOST_OWNERS = 2 * NUM_OUTCOMES
 Condition = Literal["ok", "loading", "draining", "failed"]
 
 
@@ -43,6 +46,8 @@ class ServerState:
         """Why there will never be an engine; the engine's own failure is in `engine.failure`."""
         self.draining = False
         self.created = int(time.time())
+        self.owners: Bounded[str, bytes] = Bounded(_MOST_OWNERS)
+        """Answer's id -> digest of the caller's key; kept only where keys have caches of their own."""
         self.http_requests: Counter[tuple[str, str, str]] = Counter()
         """(method, route, status) -> answers given."""
         self.startup_seconds: Mapping[str, float] = {}

@@ -11,7 +11,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from anaphora.server.errors import ClientDisconnected, as_request_error, error_body
 from anaphora.server.generation import Generation, while_connected
-from anaphora.server.responses import to_json
+from anaphora.server.responses import REQUEST_ID_HEADER, to_json
 
 _KEEP_ALIVE_SECONDS = 15.0
 
@@ -25,7 +25,8 @@ class EventStream(Response):
     media_type = "text/event-stream"
 
     def __init__(self, generation: Generation, chunks: AsyncIterator[BaseModel]) -> None:
-        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no", REQUEST_ID_HEADER: generation.request_id}
+        super().__init__(headers=headers)
         del self.headers["content-length"]
         self._generation = generation
         self._chunks = chunks
