@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,8 @@ from anaphora.engine.engine import Engine
 from anaphora.engine.tiering.prefill import PrefillEstimate
 from anaphora.errors import ConfigError
 from anaphora.tiers.break_even import PrefillSpeed
-from support.engines import GREEDY, generate, make_engine, tokens_of
+from anaphora.tiers.store import BlockMeta, Outcome
+from support.engines import GREEDY, generate, make_engine
 from support.models import save_byte_tokenizer, save_tiny_model, tiny_llama
 from support.remote import valkey
 
@@ -67,7 +69,7 @@ def engine_of(folder: Path, **settings: object) -> Iterator[Engine]:
         assert engine.cache.num_active == 0
 
 
-def run(engine: Engine, *, each_step: Callable[[], None] = lambda: None) -> Tokens:
+def run(engine: Engine) -> Tokens:
     """Step until nothing is left, checking the blocks; tokens by request."""
     made: dict[str, list[int]] = {}
     end = time.monotonic() + 60
@@ -75,7 +77,6 @@ def run(engine: Engine, *, each_step: Callable[[], None] = lambda: None) -> Toke
         for output in engine.step():
             made.setdefault(output.request_id, []).extend(output.token_ids)
         engine.cache.check_invariants()
-        each_step()
         assert time.monotonic() < end
         if engine.patience() != 0:
             time.sleep(0.0005)
@@ -91,7 +92,7 @@ def drain(engine: Engine) -> None:
     assert engine.tiers.wait(20)
 
 
-def prompts_of(seed: int, count: int, length: int = 150) -> list[list[int]]:
+def prompts_of(seed: int, count: int) -> list[list[int]]:
     """Half of them share their first 64 tokens with some other."""
     rng = random.Random(seed)
     stems = [[rng.randrange(256) for _ in range(64)] for _ in range(4)]
@@ -140,3 +141,295 @@ def test_the_same_tokens_with_every_combination(
             sources = engine.stats.source_tokens
             assert sum(sources.get(tier, 0) for tier in tiers.split()) > 100, sources
             assert engine.stats.evictions
+
+
+def test_real_weights_give_the_same_tokens(smollm2: Path, tmp_path: Path) -> None:
+    """Bit for bit what was stored: text from a prefix that came from RAM, then from disk after a restart."""
+    prompt = prefix(1, 150)
+    plain = make_engine(smollm2, enable_prefix_caching=False, max_model_len=256)
+    expected = generate(plain, prompt)
+    settings: dict[str, object] = {"disk_cache": f"{tmp_path}:64MiB", "max_model_len": 256}
+    for tier in ("ram", "disk"):
+        with engine_of(smollm2, ram_cache=32 << 20, **settings) as engine:
+            for _ in range(2):
+                assert engine.reset_prefix_cache()
+                ask(engine, "a", prompt, 16)
+                assert run(engine)["a"] == expected
+                drain(engine)
+            assert engine.stats.source_tokens[tier] >= 144
+
+
+def test_after_a_restart_the_prefix_is_warm_from_disk(folder: Path, tmp_path: Path) -> None:
+    prompt = prefix(2, 100)
+    expected = generate(make_engine(folder, enable_prefix_caching=False), prompt)
+    for computed in (100, 4):
+        with engine_of(folder, disk_cache=f"{tmp_path}:8MiB") as engine:
+            assert generate(engine, prompt) == expected
+            assert engine.stats.source_tokens["computed"] == computed
+            drain(engine)
+
+
+def test_one_token_is_always_computed(folder: Path, tmp_path: Path) -> None:
+    prompt = prefix(3, 64)
+    with engine_of(folder, ram_cache=1 << 20) as engine:
+        expected = generate(engine, prompt)
+        drain(engine)
+        assert engine.reset_prefix_cache()
+        assert generate(engine, prompt) == expected
+        assert engine.stats.source_tokens["ram"] == 48
+
+
+def test_sources_add_up_to_the_prompt(folder: Path) -> None:
+    head, prompt = prefix(4, 50), prefix(4, 50) + prefix(5, 60)
+    with engine_of(folder, ram_cache=1 << 20) as engine:
+        generate(engine, prompt)
+        drain(engine)
+        assert engine.reset_prefix_cache()
+        generate(engine, head)  # 3 blocks and 2 tokens more: computed, or loaded; then in the pool
+        engine.add("mixed", prompt, GREEDY)
+        *_, last = (output for _ in iter(lambda: engine.has_work, False) for output in engine.step())
+        assert last.sources is not None
+        tokens = {name: source.tokens for name, source in last.sources.items()}
+        assert tokens == {"pool": 48, "ram": 48, "disk": 0, "remote": 0, "computed": 14}
+        assert all(source.seconds > 0 for _, source in last.sources.items() if source.tokens)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"dtype": "bfloat16"}, {"kv_cache_dtype": "fp16"}, {"block_size": 32}, {"backend": "torch"}, "weights", "salt"],
+)
+def test_what_is_not_the_same_never_matches(
+    folder: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, other: object
+) -> None:
+    prompt = prefix(6, 100)
+    disk = {"disk_cache": f"{tmp_path}:8MiB"}
+    with engine_of(folder, **disk) as engine:
+        generate(engine, prompt)
+        drain(engine)
+    path = tiny_llama(tmp_path_factory.mktemp(folder.name), seed=1) if other == "weights" else folder
+    with engine_of(path, **disk, **(other if isinstance(other, dict) else {})) as engine:
+        engine.add("a", prompt, GREEDY, cache_salt="tenant" if other == "salt" else None)
+        run(engine)
+        assert engine.stats.source_tokens["computed"] == 100
+        assert engine.stats.tier_decisions == {"nothing": 1}
+
+
+def test_damaged_files_are_computed_again(folder: Path, tmp_path: Path) -> None:
+    prompt = prefix(7, 100)
+    with engine_of(folder, disk_cache=f"{tmp_path}:8MiB") as engine:
+        expected = generate(engine, prompt)
+        drain(engine)
+    for path in tmp_path.rglob("seg-*"):
+        data = bytearray(path.read_bytes())
+        for i in range(4096 + 4096, len(data), 997):  # slots; the tables stay, so that the blocks are found
+            data[i] ^= 0x40
+        path.write_bytes(data)
+    with engine_of(folder, disk_cache=f"{tmp_path}:8MiB") as engine:
+        assert generate(engine, prompt) == expected
+        assert engine.stats.source_tokens["computed"] == 100
+        tiers = engine.stats.tiers()
+        assert tiers["disk"]["corrupt"] > 0
+        assert tiers["disk"]["hits"] == 0
+
+
+def test_a_disk_that_cannot_be_used_costs_its_tier_only(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    with engine_of(folder, disk_cache=f"{tmp_path}/file/kv:8MiB", ram_cache=1 << 20) as engine:
+        assert "without a disk cache" in caplog.text
+        assert len(generate(engine, prefix(8, 40))) == 16
+        assert engine.stats.tiers()["disk"] == {"up": 0.0}
+
+
+# Loads that are slow, and what happens meanwhile
+
+
+class Gate:
+    """Lets the loads of a tier begin when it is opened."""
+
+    def __init__(self, engine: Engine, monkeypatch: pytest.MonkeyPatch, tier: str = "ram") -> None:
+        assert engine.tiers is not None
+        (store,) = [t.store for t in engine.tiers._hierarchy.tiers if t.store.name == tier]
+        real, self.open, self.loads = store.load, threading.Event(), 0
+
+        def load(blocks: Sequence[BlockMeta], into: Sequence[memoryview]) -> list[Outcome]:
+            self.loads += 1
+            assert self.open.wait(30)
+            return real(blocks, into)
+
+        monkeypatch.setattr(store, "load", load)
+
+
+@pytest.fixture
+def gated(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Engine, Gate, list[int], tuple[int, ...]]]:
+    """An engine whose RAM tier has a prompt that the pool has not, its loads stopped; the prompt and its tokens."""
+    prompt = prefix(9, 100)
+    with engine_of(folder, ram_cache=1 << 20, num_blocks=40, max_model_len=192) as engine:
+        expected = generate(engine, prompt)
+        drain(engine)
+        assert engine.reset_prefix_cache()
+        gate = Gate(engine, monkeypatch)
+        yield engine, gate, prompt, expected
+        gate.open.set()
+        drain(engine)
+        engine.step()
+
+
+Gated = tuple[Engine, Gate, list[int], tuple[int, ...]]
+
+
+def test_others_run_while_one_loads_and_twins_wait(gated: Gated) -> None:
+    engine, gate, prompt, expected = gated
+    ask(engine, "a", prompt, 16)
+    ask(engine, "twin", prompt, 16)
+    ask(engine, "other", prefix(10, 30))
+    made: dict[str, list[int]] = {}
+    while "other" in {str(name) for name in engine.scheduler.requests}:
+        for output in engine.step():
+            made.setdefault(output.request_id, []).extend(output.token_ids)
+        engine.cache.check_invariants()
+    assert set(made) == {"other"}
+    gate.open.set()
+    rest = run(engine)
+    assert rest["a"] == rest["twin"] == expected
+    assert gate.loads == 1
+    assert engine.stats.source_tokens["ram"] == 96
+
+
+def test_an_abort_while_loading_frees_everything(gated: Gated) -> None:
+    engine, gate, prompt, expected = gated
+    ask(engine, "a", prompt)
+    engine.step()
+    assert engine.cache.num_active >= 6
+    assert engine.abort("a")
+    assert not engine.has_work
+    assert engine.cache.num_active >= 6  # the tier still writes there
+    gate.open.set()
+    drain(engine)
+    assert engine.cache.num_active == 0
+    engine.cache.check_invariants()
+    assert generate(engine, prompt) == expected
+
+
+def test_a_load_that_is_late_is_computed(gated: Gated) -> None:
+    engine, gate, prompt, expected = gated
+    ask(engine, "a", prompt, 16)
+    assert run(engine)["a"] == expected
+    assert engine.stats.tier_decisions["late"] == 1
+    ask(engine, "b", [*prompt, 1])  # the tier hangs: it is not asked again, what the pool has is used
+    assert engine.reset_prefix_cache() is False
+    run(engine)
+    assert gate.loads == 1
+    gate.open.set()
+    drain(engine)
+    assert engine.cache.num_active == 0
+
+
+def test_a_reset_while_loading(gated: Gated) -> None:
+    engine, gate, prompt, expected = gated
+    ask(engine, "a", prompt, 16)
+    engine.step()
+    engine.reset_prefix_cache()
+    gate.open.set()
+    assert run(engine)["a"] == expected
+
+
+def test_a_failed_step_of_another_leaves_the_load_alone(gated: Gated, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, gate, prompt, expected = gated
+    ask(engine, "a", prompt, 16)
+    ask(engine, "other", prefix(11, 30))
+    with monkeypatch.context() as broken:
+        broken.setattr(engine.runner, "step", lambda batch: 1 / 0)
+        (output,) = engine.step()
+    assert (output.request_id, output.finish_reason) == ("other", "error")
+    gate.open.set()
+    assert run(engine)["a"] == expected
+
+
+def test_what_waits_behind_is_prefetched_into_ram(folder: Path, tmp_path: Path) -> None:
+    prompt = prefix(12, 100)
+    disk = {"disk_cache": f"{tmp_path}:8MiB"}
+    with engine_of(folder, **disk) as engine:
+        expected = generate(engine, prompt)
+        drain(engine)
+    with engine_of(folder, ram_cache=1 << 20, max_num_seqs=1, **disk) as engine:
+        ask(engine, "first", prefix(13, 40), 60)
+        ask(engine, "second", prompt, 16)
+        assert run(engine)["second"] == expected
+        sources = engine.stats.source_tokens
+        assert (sources["ram"], sources["disk"]) == (96, 0)
+
+
+# Preemption
+
+
+@pytest.mark.parametrize("policy", ["write-through", "on-eviction"])
+@pytest.mark.parametrize("preemption", ["swap", "recompute", "auto"])
+def test_preempted_requests_go_on_with_the_same_tokens(folder: Path, preemption: str, policy: str) -> None:
+    prompts = [prefix(20 + i, 40) for i in range(4)]
+    plain = make_engine(folder, enable_prefix_caching=False, max_num_seqs=1)
+    expected = [generate(plain, prompt, replace(GREEDY, max_tokens=40)) for prompt in prompts]
+    settings = {"preemption": preemption, "cache_write_policy": policy, "ram_cache": 1 << 20}
+    with engine_of(folder, num_blocks=14, max_num_seqs=4, max_model_len=128, **settings) as engine:
+        for i, prompt in enumerate(prompts):
+            ask(engine, str(i), prompt, 40)
+        made = run(engine)
+        assert [made[str(i)] for i in range(4)] == expected
+        assert engine.scheduler.preemptions
+        hits = engine.stats.tiers()["ram"]["hits"]
+        assert hits == 0 if preemption == "recompute" else hits > 0
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_arrivals_and_aborts_at_any_moment_leak_nothing(folder: Path, tmp_path: Path, seed: int) -> None:
+    rng, prompts = random.Random(seed), prompts_of(seed, 30)
+    tiers = {"ram_cache": 96 << 10, "disk_cache": f"{tmp_path}:1MiB"}
+    with engine_of(
+        folder, num_blocks=24, max_num_seqs=4, max_num_batched_tokens=48, max_model_len=192, **tiers
+    ) as engine:
+        waiting = [(f"{i}-{turn}", prompt) for turn in range(3) for i, prompt in enumerate(prompts)]
+        while waiting or engine.has_work:
+            for _ in range(rng.randrange(3)):
+                if waiting:
+                    ask(engine, *waiting.pop(0))
+            engine.step()
+            if engine.has_work and rng.random() < 0.1:
+                engine.abort(rng.choice(list(engine.scheduler.requests)))
+            engine.cache.check_invariants()
+        drain(engine)
+        assert engine.cache.num_active == 0
+        assert engine.stats.tiers()["disk"]["used_bytes"] <= 1 << 20
+
+
+# Settings
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"ram_cache": 100}, "holds no block"),
+        ({"disk_cache": "kv"}, "needs a folder and a size"),
+        ({"disk_cache": "kv:much"}, "must end with a size"),
+        ({"disk_cache": "kv:1KiB"}, "holds no block of this model"),
+        ({"remote_cache": "ftp://somewhere"}, "ftp"),
+        ({"ram_cache": 1 << 20, "enable_prefix_caching": False}, "--no-enable-prefix-caching"),
+        ({"ram_cache": 1 << 50}, "--ram-cache"),
+        ({"preemption": "swap"}, "add --ram-cache"),
+        ({"preemption": "wait"}, "must be one of"),
+        ({"cache_write_policy": "on-eviction"}, "add --ram-cache"),
+        ({"cache_write_policy": "never"}, "must be one of"),
+    ],
+)
+def test_settings_that_mean_nothing_are_refused(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, object], words: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=words):
+        make_engine(folder, **settings)  # type: ignore[arg-type]
+
+
+def test_a_folder_in_use_is_refused(folder: Path, tmp_path: Path) -> None:
+    disk = f"{tmp_path}:8MiB"
+    with engine_of(folder, disk_cache=disk), pytest.raises(ConfigError, match="process"):
+        make_engine(folder, disk_cache=disk)
