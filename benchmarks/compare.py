@@ -57,8 +57,8 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--cell-seconds",
         type=_seconds,
-        default=30.0,
-        help="a peer gets no further turns of a workload that took it this long (30); ours gets all",
+        default=12.0,
+        help="a peer gets no further turns of a workload that took it this long (12); ours gets all",
     )
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--cache", type=Path, default=cache_root() / "peers", help="for environments and builds")

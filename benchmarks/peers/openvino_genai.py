@@ -10,7 +10,7 @@ import openvino_genai as genai  # type: ignore[import-not-found, unused-ignore]
 from benchmarks.peers.worker import Start, Times, serve
 from benchmarks.peers.workload import Workload
 
-KV_GIB = 4
+KV_GIB = 2
 
 
 class OpenVino:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 OURS = "anaphora"
@@ -67,8 +67,8 @@ class Peer:
     environ: Environ = lambda _: {}
     serve: Command | None = None
     """Its server's command line, given the port."""
-    large: str = ""
-    """Why it takes no part in the workload of the larger geometry."""
+    skips: Mapping[str, str] = field(default_factory=dict)
+    """Workloads it takes no part in, and why."""
 
     def python(self, places: Places) -> Path:
         return places.python(self.environment) if self.environment else Path(sys.executable)
@@ -125,14 +125,17 @@ def _serve_llama(places: Places, port: int) -> list[str]:
     ]
 
 
-SAME_PASS = "one stream is the plain forward pass: see transformers"
+SAME_PASS = dict.fromkeys(
+    ("prefill-2048", "prefill-4096", "large-decode-1"),
+    "one stream is the plain forward pass: see transformers",
+)
 
 PEERS = {
     peer.name: peer
     for peer in (
         Peer(OURS, module="ours", serve=_serve_ours),
         Peer("transformers", "transformers", "transformers_eager"),
-        Peer("transformers-cb", "transformers", "transformers_batching", large=SAME_PASS),
+        Peer("transformers-cb", "transformers", "transformers_batching", skips=SAME_PASS),
         Peer("vllm", "vllm", "vllm_cpu", _vllm_environ, _serve_vllm),
         Peer("llama.cpp", "llama-cpp-python", "llama_cpp", _llama_environ, _serve_llama),
         Peer("openvino", "openvino", "openvino_genai"),

@@ -77,8 +77,7 @@ class Runs:
                         raise WorkerFailed(reason)
                     workers[peer.name] = self._load(peer, model, vocabulary)
                 except WorkerFailed as error:
-                    for workload in workloads:
-                        self._cell(workload, peer.name).reason = str(error)
+                    self._refuse(workloads, peer.name, str(error))
             for workload in workloads:
 
                 def run(name: str, turn: int, workload: Workload = workload) -> float | None:
@@ -87,19 +86,16 @@ class Runs:
                     self._cell(workload, name).note = answer["note"]
                     return None if answer["value"] is None else float(answer["value"])
 
-                self._turns(workload, list(workers), run, warm=True)
+                names = [peer.name for peer in self._taking_part(workload, peers) if peer.name in workers]
+                self._turns(workload, names, run, warm=True)
         finally:
             for worker in workers.values():
                 worker.close()
 
     def in_pairs(self, workload: Workload, peers: list[Peer], model: Path, vocabulary: int) -> None:
         """As `in_process`, but ours with one peer at a time: together the engines' weights do not fit in memory."""
-        ours, *others = peers
-        for peer in others:
-            if peer.large:
-                self._cell(workload, peer.name).reason = peer.large
-        pairs = [[ours, peer] for peer in others if not peer.large] or [[ours]]
-        for pair in pairs:
+        ours, *others = self._taking_part(workload, peers)
+        for pair in [[ours, peer] for peer in others] or [[ours]]:
             self.in_process([workload], pair, model, vocabulary)
 
     def starts(self, workload: Workload, peers: list[Peer]) -> None:
@@ -129,8 +125,7 @@ class Runs:
                     servers[name].wait_ready()
                 except ServerFailed as error:
                     servers.pop(name).stop()
-                    for workload in workloads:
-                        self._cell(workload, name).reason = str(error)
+                    self._refuse(workloads, name, str(error))
             for workload in workloads:
 
                 def run(name: str, turn: int, workload: Workload = workload) -> float | None:
@@ -193,8 +188,7 @@ class Runs:
         for peer in peers:
             reason = missing(peer, self.places) or ("" if peer.serve else "has no server here")
             if reason:
-                for workload in workloads:
-                    self._cell(workload, peer.name).reason = reason
+                self._refuse(workloads, peer.name, reason)
             else:
                 serving[peer.name] = peer
         return serving
@@ -205,6 +199,18 @@ class Runs:
             peer.environ(self.places),
             self.places.log(f"serve-{peer.name}"),
         )
+
+    def _taking_part(self, workload: Workload, peers: list[Peer]) -> list[Peer]:
+        """Without those that skip it; they get their reason."""
+        for peer in peers:
+            if workload.name in peer.skips:
+                self._refuse([workload], peer.name, peer.skips[workload.name])
+        return [peer for peer in peers if workload.name not in peer.skips]
+
+    def _refuse(self, workloads: Iterable[Workload], name: str, reason: str) -> None:
+        print(f"  {name}: {reason}", file=sys.stderr)
+        for workload in workloads:
+            self._cell(workload, name).reason = reason
 
     def _cell(self, workload: Workload, name: str) -> Cell:
         return self.cells.setdefault(workload.name, {}).setdefault(name, Cell())
