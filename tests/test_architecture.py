@@ -26,7 +26,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "engine": ROOT | {"native", "geometry", "blocks", "storage", "tiers", "explain"},
     "server": ROOT | {"engine", "explain", "replay.request_log"},
     "probes": ROOT | {"explain.difference"},
-    "replay": ROOT | {"blocks", "tiers", "geometry"},
+    "replay": ROOT | {"blocks", "tiers", "geometry", "explain"},
 }
 NEVER: dict[str, set[str]] = {
     "errors": HEAVY,

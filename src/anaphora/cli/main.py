@@ -22,6 +22,7 @@ COMMANDS = (
     "sweep",
     "replay",
     "doctor",
+    "explain",
     "cache",
     "info",
 )

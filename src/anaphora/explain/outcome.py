@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
-from typing import Any
+from types import NoneType
+from typing import Any, TypeVar
 
 from anaphora.explain.difference import KINDS
+
+T = TypeVar("T")
 
 
 class Cause(StrEnum):
@@ -104,18 +107,58 @@ def as_dict(outcome: Outcome) -> dict[str, Any]:
 
 
 def from_dict(facts: Mapping[str, Any]) -> Outcome:
-    """The other way. Raises ValueError, KeyError or TypeError for another shape; unknown keys are left out."""
-    known = {name: facts[name] for name in Outcome.__slots__ if name in facts}
-    miss = known.get("miss")
-    if miss is not None:
-        known["miss"] = miss_from_dict(miss)
-    return Outcome(**known)
+    """The other way; unknown keys are left out. Raises ValueError that says what is wrong."""
+    known = _checked(Outcome, facts)
+    if known.get("miss") is not None:
+        known["miss"] = _miss(known["miss"])
+    return _made(Outcome, known)
 
 
-def miss_from_dict(facts: Mapping[str, Any]) -> Miss:
-    """Raises as `from_dict`."""
-    known = {name: facts[name] for name in Miss.__slots__ if name in facts}
-    difference = known.get("difference")
-    if difference is not None:
-        known["difference"] = Difference(**{n: difference[n] for n in Difference.__slots__ if n in difference})
-    return Miss(**known | {"cause": Cause(known["cause"])})
+def _miss(facts: Any) -> Miss:
+    known = _checked(Miss, facts)
+    if known.get("difference") is not None:
+        known["difference"] = _made(Difference, _checked(Difference, known["difference"]))
+    if "cause" in known:
+        known["cause"] = Cause(known["cause"])
+    return _made(Miss, known)
+
+
+_TEXT, _WHOLE, _NUMBER = (str, NoneType), (int, NoneType), (int, float, NoneType)
+_TYPES: Mapping[str, tuple[type, ...]] = {
+    **dict.fromkeys(("request_id", "cause", "kind"), (str,)),
+    **dict.fromkeys(("prompt_tokens", "output_tokens", "pinned_tokens", "position", "tokens", "known_tokens"), (int,)),
+    **dict.fromkeys(("other_request", "waited_for", "finish_reason", "before", "mine", "theirs", "after"), _TEXT),
+    **dict.fromkeys(("more_blocks", "more_bytes"), _WHOLE),
+    **dict.fromkeys(("reused", "seconds"), (dict,)),
+    **dict.fromkeys(("miss", "difference"), (dict, NoneType)),
+    "time": (int, float),
+    "seconds_ago": _NUMBER,
+    "exact": (bool,),
+}
+"""What every field may be in JSON."""
+_MOST = 1e15
+
+
+def _checked(cls: type, facts: Any) -> dict[str, Any]:
+    if not isinstance(facts, dict):
+        raise ValueError(f"{facts!r} is no JSON object")
+    known = {each.name: facts[each.name] for each in fields(cls) if each.name in facts}
+    for name, value in known.items():
+        table = isinstance(value, dict) and name in ("reused", "seconds")
+        fits = (
+            all(map(_is_amount, value.values())) if table else not isinstance(value, int | float) or _is_amount(value)
+        )
+        if not isinstance(value, _TYPES[name]) or not fits:
+            raise ValueError(f"{name} is {value!r}, which it cannot be")
+    return known
+
+
+def _is_amount(value: object) -> bool:
+    return isinstance(value, int | float) and 0 <= value < _MOST
+
+
+def _made(cls: type[T], known: Mapping[str, Any]) -> T:
+    try:
+        return cls(**known)
+    except TypeError as error:
+        raise ValueError(str(error)) from None

@@ -35,7 +35,7 @@ def read_trace(
 
     Raises InputError (unreadable, damaged, of no known format, and with `strict` a bad line) and ConfigError.
     """
-    with _lines(path) as lines:
+    with open_lines(path) as lines:
         first = list(islice(lines, _LOOKED_AT))
         reader = make_reader(form, tokenize) if form else recognise(first, str(path), tokenize)
         report.format = reader.title
@@ -44,7 +44,7 @@ def read_trace(
 
 
 @contextmanager
-def _lines(path: Path) -> Iterator[Iterator[str]]:
+def open_lines(path: Path) -> Iterator[Iterator[str]]:
     """Text lines; bytes that are no UTF-8 become lone surrogates, which no JSON line may hold."""
     with ExitStack() as opened:
         try:
