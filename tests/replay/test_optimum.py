@@ -57,4 +57,4 @@ def test_next_uses_are_shared_by_all_sizes() -> None:
     prompts = [named("ab"), named("b"), named("ac"), named("ab")]
     uses = next_uses(prompts)
     assert uses[0] == [2, 3]
-    assert [optimum(prompts, size, uses) for size in (1, 2, 3, 4)] == [0, 2, 2, 3]
+    assert [optimum(prompts, size, uses) for size in (1, 2, 3, 4)] == [1, 2, 3, 3]

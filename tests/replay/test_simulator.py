@@ -48,7 +48,7 @@ class Watch:
         self.stored: dict[BlockHash, int] = {}
         self.left: list[BlockHash] = []
 
-    def fetch(self, missing: list[BlockHash]) -> int:  # type: ignore[override]
+    def fetch(self, missing: list[BlockHash]) -> int:
         count = 0
         while count < len(missing) and missing[count] in self.stored:
             count += 1

@@ -27,9 +27,9 @@ from anaphora.types import BlockHash
 
 P = TypeVar("P", bound=PrefixEntry)
 
-SAMPLE = 12
+SAMPLE = 24
 """Leaves looked at anew for each victim."""
-SPARE = 6
+SPARE = 12
 """The next worst ones of the last sample, looked at again."""
 FORKS = 3
 """Children a block may get before what follows it counts as another conversation (a system prompt has thousands)."""

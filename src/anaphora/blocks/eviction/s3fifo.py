@@ -64,7 +64,7 @@ class S3FIFO(EvictionPolicy[P]):
                 state = self._states[entry]
                 if state.uses < 2:
                     self._ghosts.add(entry.hash)
-                    self._ghosts.trim(len(self._states) - self._num_small)
+                    self._ghosts.trim(int((1 - self._share) * len(self._states)))
                     self.forget(entry)
                     return entry
                 state.main, state.uses = True, 0
