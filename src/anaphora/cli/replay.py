@@ -13,11 +13,9 @@ import click
 
 from anaphora.cli.options import FiniteRange
 from anaphora.cli.probe_options import output_options, shown_steps, write_html
-from anaphora.errors import ConfigError
 
 if TYPE_CHECKING:
     from anaphora.replay.readers.base import ReadReport
-    from anaphora.replay.readers.chats import Tokenize
 
 F = TypeVar("F", bound=Callable[..., Any])
 _RATE = FiniteRange(0, min_open=True)
@@ -87,6 +85,7 @@ def replay(
     """
     from anaphora.cli.replay_plan import check, make_plan
     from anaphora.cli.replay_text import print_study
+    from anaphora.cli.replay_tokens import tokenizer_of
     from anaphora.replay.report import as_dict
     from anaphora.replay.spool import spooled
     from anaphora.replay.study import examine, read_all
@@ -94,7 +93,8 @@ def replay(
     check(options)
     reports: list[tuple[Path, ReadReport]] = []
     with shown_steps() as progress:
-        requests = read_all(traces, reports, progress, form=form, strict=strict, tokenize=_tokenize(tokenizer))
+        tokenize = tokenizer_of(tokenizer) if tokenizer is not None else None
+        requests = read_all(traces, reports, progress, form=form, strict=strict, tokenize=tokenize)
         with spooled(requests, block_size) as spool:
             plan = make_plan(options, spool, options["jobs"] or _cores())
             study = examine(spool, plan, progress)
@@ -112,34 +112,3 @@ def replay(
 
 def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _tokenize(folder: Path | None) -> Tokenize | None:
-    """An OpenAI request's prompt as the server of that model would see it. Raises ConfigError, CorruptModel."""
-    if folder is None:
-        return None
-    try:
-        from anaphora.engine.tokenizer import Tokenizer
-    except ImportError as error:
-        raise ConfigError(
-            f"--tokenizer needs {error.name}, which the light install leaves out: pip install 'anaphora[serve]'"
-        ) from None
-    from anaphora.replay.readers.base import BadLine
-
-    tokenizer = Tokenizer.from_folder(folder)
-
-    def tokenize(request: Any) -> list[int]:
-        if (prompt := request.get("prompt")) is None:
-            extra = request.get("chat_template_kwargs")
-            more = extra if isinstance(extra, dict) else {}
-            try:
-                return tokenizer.encode_chat(request["messages"], tools=request.get("tools"), **more)
-            except (TypeError, AttributeError, KeyError) as error:
-                raise BadLine(f"the messages have another form than OpenAI's ({error})") from None
-        if isinstance(prompt, str):
-            return tokenizer.encode(prompt)
-        if all(type(token) is int and 0 <= token < 1 << 32 for token in prompt):
-            return list(prompt)
-        raise BadLine("`prompt` is neither a text nor a list of token ids")
-
-    return tokenize

@@ -133,7 +133,7 @@ def sizes_table(study: Study) -> Grid:
         if timed and measured is not None:
             row += [_time(study.saved(measured) or 0.0), *(_time(measured.ttft.at(q)) for q in (0.5, 0.9, 0.99))]
         rows.append(row)
-    note = f"; saved and TTFT: {study.main_policy}, TTFT without queue" if timed else ""
+    note = f"; saved over the trace and TTFT without queue: {study.main_policy}" if timed else ""
     best = "; optimum: with the future known, blocks" if OPTIMUM in names else ""
     return Grid(columns, rows, f"Hits in percent of blocks, of tokens{best}{note}.")
 
@@ -161,7 +161,7 @@ def tiers_table(study: Study) -> Grid | None:
     if saved is not None and alone is not None:
         caption += (
             f" The pool alone saves {_saved(study, study.saved(alone) or 0.0)}, TTFT {_ttft(alone)}; with its tiers "
-            f"{_saved(study, saved)} ({_time(measured.loading)} of loading counted), TTFT {_ttft(measured)}."
+            f"{_saved(study, saved)}, {_time(measured.loading)} of loading subtracted, TTFT {_ttft(measured)}."
         )
     return Grid(("hits from", ">blocks", ">GiB", ">% of blocks", ">% of tokens"), rows, caption)
 

@@ -62,6 +62,8 @@ class PoolReplay:
         """Arrival of the request at hand, in seconds: the clock of pins."""
         leave = beyond.leave if beyond is not None else None
         self.pool = BlockPool(num_blocks, [True], policy, clock=lambda: self.now, on_evict=leave)
+        prefixes = self.pool.prefixes
+        prefixes.pin(prefixes.root(_named_chain([])))  # a prompt may push out all others, and hangs on it all the same
 
     def request(self, blocks: list[BlockHash], arrival: float = 0.0) -> tuple[int, int]:
         """(leading blocks found in the pool, further ones loaded from beyond it). Then all that fit are cached."""

@@ -123,6 +123,7 @@ def read_all(
     for path in paths:
         report = ReadReport()
         reports.append((path, report))
+        progress(f"Reading {path.name}", done, None)
         for request in read_trace(path, report, form=form, strict=strict, tokenize=tokenize):
             yield request
             done += 1

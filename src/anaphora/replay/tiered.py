@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Any
 
 from anaphora.blocks.eviction import EvictionPolicy, make_policy
@@ -25,6 +26,8 @@ from anaphora.tiers.store import BlockMeta, Outcome, Space, TierStats
 from anaphora.types import BlockHash
 
 _SPACE = Space(b"\0" * 16, "replay", "count/1")
+_ROOT = BlockHash(blake2b(b"root of a replay", digest_size=16).digest())
+"""Parent of first blocks."""
 _BYTE = memoryview(bytearray(1))
 _SPEED = LoadSpeed(0.0, 1e9)
 
@@ -124,8 +127,7 @@ class TieredReplay:
 
     def request(self, blocks: list[BlockHash], arrival: float) -> dict[str, int]:
         """Leading blocks that were there, by source: "pool", then the tiers' names."""
-        root = BlockHash(bytes(16))
-        parents = [root, *blocks]
+        parents = [_ROOT, *blocks]
         self._metas = [
             BlockMeta(key, parent, b"", depth, _SPACE)
             for depth, (key, parent) in enumerate(zip(blocks, parents, strict=False))
@@ -168,7 +170,7 @@ class TieredReplay:
         node = block.node
         assert node is not None
         parent = node.above
-        above = parent.hash if parent.parent is not None else BlockHash(bytes(16))
+        above = parent.hash if parent.parent is not None else _ROOT
         self._hierarchy.evicted(BlockMeta(node.hash, above, b"", node.depth, _SPACE), _BYTE)
 
     def _worth_loading(self, places: Sequence[int], start: int) -> int:

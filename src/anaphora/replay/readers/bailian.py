@@ -24,5 +24,5 @@ class Bailian:
         row = json_row(line)
         arrival = seconds(row, "timestamp")
         tokens, output = length(row, "input_length"), length(row, "output_length")
-        ids = hash_ids(row, tokens, BLOCK_SIZE)
+        ids = hash_ids(row, tokens, BLOCK_SIZE, whole_only=True)
         return TraceRequest(arrival, tokens, output, ids, BLOCK_SIZE, session=str(row.get("chat_id", "")))

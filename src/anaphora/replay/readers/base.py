@@ -168,11 +168,12 @@ def seconds(row: Mapping[str, Any], key: str, unit: float = 1.0) -> float:
     return value * unit
 
 
-def hash_ids(row: Mapping[str, Any], tokens: int, block_size: int) -> list[int]:
-    """The ids of `tokens` tokens' blocks, the last of which may be partial or missing. Raises BadLine."""
+def hash_ids(row: Mapping[str, Any], tokens: int, block_size: int, *, whole_only: bool = False) -> list[int]:
+    """The ids of `tokens` tokens' blocks; `whole_only`: a last partial one may have none. Raises BadLine."""
     ids = row.get("hash_ids")
     if not isinstance(ids, list) or not all(type(i) is int and 0 <= i < 1 << 128 for i in ids):
         raise BadLine("hash_ids is not a list of whole numbers of 0 or more")
-    if not tokens // block_size <= len(ids) <= -(-tokens // block_size):
+    most = -(-tokens // block_size)
+    if len(ids) != most and not (whole_only and len(ids) == tokens // block_size):
         raise BadLine(f"{tokens:,} tokens do not make {len(ids):,} blocks of {block_size}")
     return ids
