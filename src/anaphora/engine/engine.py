@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 _MEASURED_TOKENS = 32
+_MEASURED_CONTEXT = 2048
 
 
 class Engine:
@@ -241,19 +242,19 @@ class Engine:
     def measure_prefill(self) -> None:
         """Run a few tokens through the model, so that tiers know what computing costs before the first request.
 
-        Like `warm_up`. Does nothing where there are no tiers.
+        Once at the start of a sequence, once far into one. Like `warm_up`. Does nothing where there are no tiers.
         """
         if self.tiers is None:
             return
-        size = self.config.block_size
-        count = min(_MEASURED_TOKENS, self.config.num_blocks * size, self.config.max_num_batched_tokens)
-        tables = tuple(tuple(map(BlockId, range(-(-count // size)))) for _ in self._layout.groups)
-        batch = Batch((BatchRow(RequestId("measure"), (0,) * count, 0, tables, sample=True),))
-        for _ in range(2):  # the first pays for memory that is touched for the first time
+        config, size = self.config, self.config.block_size
+        room = min(config.num_blocks * size, config.max_model_len)
+        count = min(_MEASURED_TOKENS, room, config.max_num_batched_tokens)
+        for start in (0, 0, min(_MEASURED_CONTEXT, room) - count):  # the first pays for what is touched first
+            tables = tuple(tuple(map(BlockId, range(-(-(start + count) // size)))) for _ in self._layout.groups)
+            batch = Batch((BatchRow(RequestId("measure"), (0,) * count, start, tables, sample=True),))
             began = time.monotonic()
             self.runner.execute(batch)
-            seconds = time.monotonic() - began
-        self.tiers.observe(batch, seconds)
+            self.tiers.observe(batch, time.monotonic() - began)
 
     def _attribute(self, batch: Batch, seconds: float) -> None:
         """A step took `seconds`: requests without a token yet bear their share of it."""

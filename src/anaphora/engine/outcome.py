@@ -38,3 +38,9 @@ class TokenSources:
         tier.tokens += tokens
         tier.seconds += seconds
         self.pool.tokens -= tokens
+
+    def add(self, other: TokenSources) -> None:
+        """Count another prompt's in."""
+        for (_, mine), (_, theirs) in zip(self.items(), other.items(), strict=True):
+            mine.tokens += theirs.tokens
+            mine.seconds += theirs.seconds

@@ -27,8 +27,11 @@ from anaphora.tiers.transfers import Load
 from anaphora.types import BlockHash, RequestId
 
 _PATIENCE = 0.05
-"""Of the time that computing takes: so long one waits for what may make it unnecessary, and in seconds."""
+"""Of the time that computing takes: so long one waits for an answer that may make it unnecessary."""
+_LATE = 0.25
+"""Of the same: so much longer than expected a load may take before anybody asks whether it is worth waiting for."""
 _LEAST_PATIENCE = 0.002
+"""Seconds."""
 _PREFETCHES = 2
 """Requests that are prefetched for at a time."""
 
@@ -241,7 +244,7 @@ class Inbox:
             tiers=frozenset(places),
             load=load,
             computing=computing,
-            due=load.started + self._expected(places) + _patience(computing),
+            due=load.started + self._expected(places) + max(_LEAST_PATIENCE, _LATE * computing),
         )
         entry.decided = True
         return True
