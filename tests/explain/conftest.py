@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from anaphora.engine.engine import Engine
 from anaphora.engine.params import SamplingParams
 from anaphora.explain.outcome import Miss, Outcome
-from support.engines import make_engine, run_all
+from support.engines import make_engine
 from support.models import tiny_llama
 
 ONE = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
@@ -33,7 +34,11 @@ class Asked:
         self._count += 1
         name = f"r{self._count}"
         self.engine.add(name, self.ids(text), params, cache_salt=salt)
-        run_all(self.engine)
+        end = time.monotonic() + 60
+        while self.engine.has_work:
+            self.engine.step()
+            self.engine.cache.check_invariants()
+            assert time.monotonic() < end
         return self.outcome(name)
 
     def miss(self, text: str, **more: Any) -> Miss:

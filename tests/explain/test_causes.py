@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+from transformers import Gemma2Config
 
 from anaphora.engine.params import SamplingParams
+from anaphora.engine.tiering.prefill import PrefillEstimate
 from anaphora.explain.outcome import Cause, as_dict, from_dict
+from anaphora.tiers.break_even import PrefillSpeed
+from anaphora.tiers.store import Outcome
 from explain.conftest import Asked
-from support.engines import run_all
+from support.engines import make_engine, run_all
+from support.models import save_byte_tokenizer, save_tiny_model
 
 Ask = Callable[..., Asked]
 RULES = "You are a helpful assistant. Answer briefly, and say so when you do not know. "
@@ -165,6 +171,56 @@ def test_concurrent_identical_prompts(ask: Ask) -> None:
     assert second.miss is not None
     assert (second.miss.cause, second.miss.other_request) == (Cause.IN_PROGRESS, "first")
     assert second.seconds["queue"] > first.seconds["queue"]
+
+
+def test_a_load_that_fails(ask: Ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks on disk are damaged after the tier has said that it has them."""
+    monkeypatch.setattr(PrefillEstimate, "speed", lambda self: PrefillSpeed(0.05))  # worth loading for
+    engine = ask(disk_cache=f"{tmp_path}:8MiB")
+    engine(RULES)
+    tiers = engine.engine.tiers
+    assert tiers is not None
+    assert tiers.wait(20)
+    engine.engine.reset_prefix_cache()
+    (disk,) = [tier.store for tier in tiers._hierarchy.tiers]
+    monkeypatch.setattr(disk, "load", lambda blocks, into: [Outcome.CORRUPT] * len(blocks))
+    miss = engine.miss(RULES)
+    assert (miss.cause, miss.position, miss.tokens) == (Cause.LOAD_FAILED, 0, len(RULES))
+    assert miss.known_tokens == (len(RULES) - 1) // 16 * 16
+    engine.engine.close()
+
+
+def test_what_a_tier_brings_is_named(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PrefillEstimate, "speed", lambda self: PrefillSpeed(0.05))
+    engine = ask(ram_cache=1 << 20, num_blocks=12, max_model_len=192, eviction_policy="lru")
+    engine("t" * 64)
+    for other in "ab":
+        engine(other * 150)
+    assert engine.engine.tiers is not None
+    assert engine.engine.tiers.wait(20)
+    outcome = engine("t" * 64)
+    assert outcome.reused == {"ram": 48}
+    assert outcome.miss is not None
+    assert (outcome.miss.cause, outcome.miss.tokens) == (Cause.BELOW_GRANULARITY, 16)
+    engine.engine.close()
+
+
+def test_a_window_needs_the_blocks_before(tmp_path: Path) -> None:
+    """Where windowed layers' blocks went first, what full layers still have is of no use."""
+    config = Gemma2Config(
+        vocab_size=257, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=8, max_position_embeddings=512, sliding_window=24, query_pre_attn_scalar=8,
+        eos_token_id=256, bos_token_id=None,
+    )  # fmt: skip
+    folder = save_byte_tokenizer(save_tiny_model(tmp_path, config))
+    engine = Asked(make_engine(folder, num_blocks=24, max_model_len=192, eviction_policy="lru"))
+    engine("w" * 128)
+    engine("w" * 128 + "and then a longer text that goes on for long")
+    engine("v" * 128)
+    outcome = engine("w" * 64 + "another way")
+    assert outcome.miss is not None
+    assert outcome.miss.cause in (Cause.EVICTED, Cause.BELOW_GRANULARITY), outcome
+    assert outcome.miss.known_tokens > 0
 
 
 def test_caching_off(ask: Ask) -> None:

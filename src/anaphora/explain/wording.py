@@ -62,7 +62,7 @@ def _evicted(miss: Miss) -> str:
 def _below_granularity(miss: Miss) -> str:
     if miss.tokens <= 1:
         return "the last token is always computed"
-    return "cached, but only together with blocks that are not, or that there is no room to copy"
+    return "cached, but not usable in part: tiers bring whole blocks, windows need those before, copies need room"
 
 
 _REASONS: Mapping[Cause, Callable[[Miss], str]] = {

@@ -82,7 +82,7 @@ async def explain_last(request: Request, last: Annotated[str, Query(), LAST] = s
 
 
 @router.get(
-    "/explain/{request_id}", response_model=Explanations, responses=errors(401, 404, 500, 503), tags=["Operation"]
+    "/explain/{request_id:path}", response_model=Explanations, responses=errors(401, 404, 500, 503), tags=["Operation"]
 )
 async def explain_one(request_id: str, request: Request) -> Response:
     """The sequences of one answer: its `id` (also in the header X-Request-Id), or that of one sequence, `id-0`."""
