@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +14,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from anaphora.cli.replay import replay
+from anaphora.cli.replay_plan import check
 from anaphora.errors import AnaphoraError, ConfigError, InputError
 from anaphora.replay.synthetic import chat
 
@@ -97,6 +100,12 @@ def test_tiers_are_tried_behind_a_pool(conversations: Path) -> None:
     assert found["seconds"]["load_seconds"] > 0
     told = run(*args, "--ram-cache", "12.5GiB")
     assert "The pool alone saves" in told.stdout
+
+
+def test_a_pool_alone_is_a_hierarchy_without_tiers(conversations: Path) -> None:
+    found = report(conversations, "--policy", "lru", "--sizes", "48", "--kv-memory", "48")
+    pool = found["tiers"]["sources"]["pool"]
+    assert pool["hit_blocks"] == found["sizes"][0]["policies"]["lru"]["hit_blocks"] > 0
 
 
 def test_slow_tiers_save_nothing(conversations: Path) -> None:
@@ -204,6 +213,15 @@ def test_worth_needs_time_and_may_be_unmet(conversations: Path, tmp_path: Path) 
     path.write_text((DATA / "mooncake.jsonl").read_text().splitlines()[0])
     with pytest.raises(ConfigError, match="same time"):
         run(path, *H100, "--worth", "1")
+
+
+def test_every_command_line_of_the_docs_is_understood() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "replay.md").read_text(encoding="utf-8")
+    lines = [shlex.split(line) for line in re.findall(r"^\$ anaphora replay (.+)$", text, re.MULTILINE)]
+    assert len(lines) >= 3
+    for arguments in lines:
+        context = replay.make_context("replay", arguments)
+        check({**context.params})
 
 
 def test_a_page_that_cannot_be_written(tmp_path: Path) -> None:

@@ -77,6 +77,7 @@ def facts(study: Study) -> list[str]:
         )
     if study.nothing is not None:
         found += _seconds(study)
+        found += _tiers(study)
     if study.plan.worth is not None:
         found.append(_worth(study))
     return found
@@ -99,6 +100,20 @@ def _seconds(study: Study) -> list[str]:
         saved = nothing.computing - endless.seconds
         found.append(f"Without end a cache saves {_saved(study, saved)}; TTFT {_ttft(endless)}.")
     return found
+
+
+def _tiers(study: Study) -> list[str]:
+    from anaphora.replay.runs import Job
+
+    tiered = study.tiered
+    if tiered is None:
+        return []
+    alone = study.results[Job(tiered.job.policy, tiered.job.num_blocks)]
+    return [
+        f"The pool alone saves {_saved(study, study.saved(alone) or 0.0)}; TTFT {_ttft(alone)}.",
+        f"With its tiers {_saved(study, study.saved(tiered) or 0.0)}, {_time(tiered.loading)} of loading subtracted; "
+        f"TTFT {_ttft(tiered)}.",
+    ]
 
 
 def _worth(study: Study) -> str:
@@ -140,8 +155,6 @@ def sizes_table(study: Study) -> Grid:
 
 def tiers_table(study: Study) -> Grid | None:
     """Where hits came from; None without tiers."""
-    from anaphora.replay.runs import Job
-
     measured, sizes = study.tiered, study.plan.tiers
     if measured is None or sizes is None:
         return None
@@ -155,15 +168,11 @@ def tiers_table(study: Study) -> Grid | None:
             rows.append((source, f"{blocks:,}", f"{study.gib(blocks) or 0:,.1f}", *shares))
     total = (_share(measured.blocks, spool.blocks), _share(measured.tokens, spool.tokens))
     rows.append(("all", "", "", *total))
-    caption = f"{study.main_policy}, {sizes.write_policy.value}."
-    alone = study.results.get(Job(study.main_policy, measured.job.num_blocks))
-    saved = study.saved(measured)
-    if saved is not None and alone is not None:
-        caption += (
-            f" The pool alone saves {_saved(study, study.saved(alone) or 0.0)}, TTFT {_ttft(alone)}; with its tiers "
-            f"{_saved(study, saved)}, {_time(measured.loading)} of loading subtracted, TTFT {_ttft(measured)}."
-        )
-    return Grid(("hits from", ">blocks", ">GiB", ">% of blocks", ">% of tokens"), rows, caption)
+    return Grid(
+        ("hits from", ">blocks", ">GiB", ">% of blocks", ">% of tokens"),
+        rows,
+        f"{study.main_policy}, {sizes.write_policy.value}.",
+    )
 
 
 def reuse_tables(study: Study) -> list[Grid]:
