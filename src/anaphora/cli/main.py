@@ -21,6 +21,7 @@ COMMANDS = (
     "verify",
     "sweep",
     "replay",
+    "quality",
     "doctor",
     "explain",
     "cache",

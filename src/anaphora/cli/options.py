@@ -40,7 +40,9 @@ class FiniteRange(click.FloatRange):
         return number
 
 
-ENGINE_OPTIONS: tuple[Callable[[F], F], ...] = (
+Options = tuple[Callable[[F], F], ...]
+
+_KERNELS: Options[Any] = (
     click.option("--dtype", default="auto", show_default=True, help="auto, float32, bfloat16 or float16."),
     click.option("--device", default="auto", show_default=True, help="auto, cpu or cuda."),
     click.option(
@@ -56,12 +58,8 @@ ENGINE_OPTIONS: tuple[Callable[[F], F], ...] = (
         help="native (C++ kernels, on CPUs), torch (the reference), or auto: native where it runs.",
     ),
     click.option("--threads", type=int, help="Of the native kernels and torch. Default: the cores allowed."),
-    click.option(
-        "--kv-cache-dtype",
-        default="auto",
-        show_default=True,
-        help="How keys and values are kept: auto (as the model), bf16, fp16, fp32, fp8_e4m3, int8, k8v4 or int4.",
-    ),
+)
+_FORM: Options[Any] = (
     click.option("--k-dtype", help="Keys alone, where they are to differ. Default: as --kv-cache-dtype."),
     click.option("--v-dtype", help="Values alone, likewise."),
     click.option(
@@ -70,13 +68,29 @@ ENGINE_OPTIONS: tuple[Callable[[F], F], ...] = (
         metavar="LAYERS",
         help="Layers that keep the model's own dtype, for example 0,1,-1 or 0-3; -1 is the last.",
     ),
-    click.option("--max-model-len", type=int, help="Context in tokens. Default: the model's own, or what fits."),
-    click.option("--max-num-seqs", type=int, default=64, show_default=True, help="Requests that run at once."),
+)
+_POOL: Options[Any] = (
     click.option("--max-num-batched-tokens", type=int, help="Tokens per step. Default: 512 on a CPU, 2048 on a GPU."),
     click.option("--block-size", type=int, default=16, show_default=True, help="Tokens per KV block: 1, 2, 4 .. 256."),
     click.option(
         "--kv-memory", type=Bytes(), help="Size of the KV pool. Default: half of what the weights leave free."
     ),
+)
+MODEL_OPTIONS: Options[Any] = (*_KERNELS, *_FORM, *_POOL)
+"""Of commands that run a model without serving it."""
+
+ENGINE_OPTIONS: Options[Any] = (
+    *_KERNELS,
+    click.option(
+        "--kv-cache-dtype",
+        default="auto",
+        show_default=True,
+        help="How keys and values are kept: auto (as the model), bf16, fp16, fp32, fp8_e4m3, int8, k8v4 or int4.",
+    ),
+    *_FORM,
+    click.option("--max-model-len", type=int, help="Context in tokens. Default: the model's own, or what fits."),
+    click.option("--max-num-seqs", type=int, default=64, show_default=True, help="Requests that run at once."),
+    *_POOL,
     click.option(
         "--enable-prefix-caching/--no-enable-prefix-caching", default=True, show_default=True, help="Reuse prefixes."
     ),
@@ -115,14 +129,21 @@ def engine_options(function: F) -> F:
     return function
 
 
+def model_options(function: F) -> F:
+    """Add those of MODEL_OPTIONS."""
+    for option in reversed(MODEL_OPTIONS):
+        function = option(function)
+    return function
+
+
 def user_config(options: dict[str, Any]) -> Any:
-    """The engine options of a command's parameters -> UserConfig. Raises ConfigError."""
+    """The engine options that a command has -> UserConfig. Raises ConfigError."""
     from dataclasses import fields
 
     from anaphora.engine.config import UserConfig
 
-    values = {field.name: options[field.name] for field in fields(UserConfig)}
-    template: Path | None = values["chat_template"]
+    values = {field.name: options[field.name] for field in fields(UserConfig) if field.name in options}
+    template: Path | None = values.get("chat_template")
     if template is not None:
         try:
             values["chat_template"] = template.read_text(encoding="utf-8")

@@ -19,8 +19,6 @@ from anaphora.errors import AnaphoraError
 _LOGITS_BYTES = 64 << 20
 """Most bytes of one form's logits at a time; two are there at once, and pieces of _ROWS beside them."""
 _ROWS = 64
-GREEDY_TOKENS = 64
-"""Generated after every prompt, at most."""
 
 Floats = NDArray[np.float32]
 Advance = Callable[[int], None]

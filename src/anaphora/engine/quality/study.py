@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from anaphora.engine.quality import speed
-from anaphora.engine.quality.lockstep import GREEDY_TOKENS, Scores, chunk_tokens, first_differences, read
+from anaphora.engine.quality.lockstep import Scores, chunk_tokens, first_differences, read
 from anaphora.engine.quality.opening import Opened
 from anaphora.engine.quality.prompts import Prompt, Question
 from anaphora.engine.quality.results import Measured, Result
@@ -35,21 +35,30 @@ class _Counter:
     done: int = 0
 
     def __call__(self, tokens: int) -> None:
-        self.done = min(self.total, self.done + tokens)
+        self.reach(self.done + tokens)
+
+    def reach(self, done: int) -> None:
+        self.done = min(self.total, done)
         self.progress(self.stage, self.done, self.total)
 
 
 class Study:
     """State changes: `result`, filled in stage by stage, so that what was measured is there when one is cut short."""
 
-    def __init__(self, opened: Opened, prompts: Sequence[Prompt], questions: Sequence[Question]) -> None:
-        """Raises ConfigError when the forms side by side take more than the KV pool may."""
+    def __init__(
+        self, opened: Opened, prompts: Sequence[Prompt], questions: Sequence[Question], greedy_tokens: int
+    ) -> None:
+        """`greedy_tokens`: generated after every prompt, at most.
+
+        Raises ConfigError when the forms side by side take more than the KV pool may.
+        """
         config = opened.prepared.config
         self._opened = opened
         self._prompts = prompts
         self._questions = questions
+        self._greedy_tokens = greedy_tokens
         self._longest = max((*(each.token_ids for each in prompts), *(each.token_ids for each in questions)), key=len)
-        self._room = len(self._longest) + GREEDY_TOKENS
+        self._room = len(self._longest) + greedy_tokens
         self._chunk = chunk_tokens(opened.prepared.geometry.vocab_size, config.max_num_batched_tokens)
         self._budget = config.kv_bytes
         needed = sum(subject.nbytes(1, self._room) for subject in opened.subjects)
@@ -74,7 +83,7 @@ class Study:
             dtype=config.dtype,
             context=len(self._longest),
             prompts=[prompt.name for prompt in prompts],
-            greedy_tokens=GREEDY_TOKENS,
+            greedy_tokens=greedy_tokens,
             depths=[question.depth for question in questions],
             texts=list(texts.items()),
             text=np.array(text, np.int32),
@@ -96,7 +105,7 @@ class Study:
 
     def _read_texts(self, forms: Sequence[Sequences], progress: Progress) -> None:
         subjects = self._opened.subjects
-        total = len(forms) * sum(len(prompt.token_ids) + GREEDY_TOKENS for prompt in self._prompts)
+        total = len(forms) * sum(len(prompt.token_ids) + self._greedy_tokens for prompt in self._prompts)
         count = _Counter(progress, "reading texts", total)
         parts: list[list[Scores]] = [[] for _ in forms]
         differences: list[list[int | None]] = [[] for _ in forms]
@@ -107,7 +116,10 @@ class Study:
             for i in range(len(forms)):
                 parts[i].append(scores[i])
                 differences[i].append(found[i])
-            count(len(forms) * sum(len(each.token_ids) + GREEDY_TOKENS for each in self._prompts[:number]) - count.done)
+            count(
+                len(forms) * sum(len(each.token_ids) + self._greedy_tokens for each in self._prompts[:number])
+                - count.done
+            )
         for subject, own, different in zip(subjects, parts, differences, strict=True):
             key, value = subject.codec.dtype.key.name, subject.codec.dtype.value.name
             self.result.forms.append(
@@ -162,4 +174,4 @@ class Study:
     def _greedy(self, prompt: Prompt) -> int:
         """Tokens that may follow a prompt before the model's context ends."""
         limit = self._opened.prepared.geometry.max_position
-        return min(GREEDY_TOKENS, max(1, (limit or self._room) - len(prompt.token_ids)))
+        return min(self._greedy_tokens, max(1, (limit or self._room) - len(prompt.token_ids)))
