@@ -233,8 +233,8 @@ def test_what_an_engine_cannot_do_is_refused_with_what_would_do() -> None:
         AnaphoraMemory().capacity(QWEN, EngineSettings(4096, tensor_parallel_size=2), GIB)
     with pytest.raises(ConfigError, match="power of two"):
         AnaphoraMemory().capacity(QWEN, EngineSettings(4096, block_size=48), GIB)
-    with pytest.raises(ConfigError, match=r"'fp8' is not one of anaphora's"):
-        AnaphoraMemory().capacity(QWEN, EngineSettings(4096, kv_cache_dtype="fp8"), GIB)
+    with pytest.raises(ConfigError, match=r"'q8_0' is not known"):
+        AnaphoraMemory().capacity(QWEN, EngineSettings(4096, kv_cache_dtype="q8_0"), GIB)
     with pytest.raises(ConfigError, match="no int8"):
         SglangMemory().capacity(QWEN, EngineSettings(4096, kv_cache_dtype="int8"), GIB)
     with pytest.raises(ConfigError, match="does not divide"):

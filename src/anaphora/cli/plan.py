@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from anaphora.cli.plan_outputs import Outputs, fill_wishes, plan_outputs, show_difference, show_settings
+
+if TYPE_CHECKING:
+    from anaphora.cli.quality_summary import QualityFile
 
 
 @click.command()
@@ -30,6 +33,7 @@ from anaphora.cli.plan_outputs import Outputs, fill_wishes, plan_outputs, show_d
 @click.option("--max-num-seqs", type=int, help="Default: --concurrency.")
 @click.option("--max-num-batched-tokens", type=int, help="Tokens per step. Default: the engine's.")
 @click.option("--block-size", type=int, help="Tokens per block. Default: the engine's.")
+@click.option("--quality", type=click.Path(path_type=Path), help="Show what `anaphora quality --output` measured too.")
 @click.option("--grid", "with_grid", is_flag=True, help="Draw context x concurrency as a heat map.")
 @click.option("--html", type=click.Path(path_type=Path, dir_okay=False), help="Write the heat map as a page (or .svg).")
 @click.option("--allow-long", is_flag=True, help="Plan a context beyond the model's own limit.")
@@ -39,6 +43,7 @@ from anaphora.cli.plan_outputs import Outputs, fill_wishes, plan_outputs, show_d
 @plan_outputs
 def plan(
     model: str,
+    quality: Path | None,
     with_grid: bool,
     html: Path | None,
     assume_full_attention: bool,
@@ -58,6 +63,7 @@ def plan(
     from anaphora.planning.report import as_json as to_json
     from anaphora.planning.report import make_report
 
+    measured = None if quality is None else _measured(quality)
     outputs = Outputs.take(wishes, drawn=with_grid or html is not None)
     engine_report = outputs.report()
     fill_wishes(wishes, outputs, engine_report)
@@ -78,12 +84,19 @@ def plan(
     if html is not None:
         _write_html(report, html)
     if as_json:
-        click.echo(json.dumps(to_json(report, with_grid), indent=2))
+        said = {} if measured is None else {"measured": {"model": measured.model, "kv_types": measured.measured}}
+        click.echo(json.dumps(to_json(report, with_grid) | said, indent=2))
     else:
         from anaphora.cli.plan_text import print_report
 
-        print_report(report, with_grid)
+        print_report(report, with_grid, measured)
     exit_with(0 if report.answer.fits else 1)
+
+
+def _measured(path: Path) -> QualityFile:
+    from anaphora.cli.quality_summary import read_quality
+
+    return read_quality(path)
 
 
 def _write_html(report: Any, path: Path) -> None:

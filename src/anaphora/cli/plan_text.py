@@ -11,6 +11,7 @@ from anaphora.geometry.units import human_bytes
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from anaphora.cli.quality_summary import QualityFile
     from anaphora.planning.report import Report
 
 _BAR = 60
@@ -58,8 +59,8 @@ def _least(report: Report) -> str:
     return f". In {least[0]} the weights would take {human_bytes(least[1])}" if least else ""
 
 
-def print_report(report: Report, with_grid: bool) -> None:
-    """Everything, on stdout."""
+def print_report(report: Report, with_grid: bool, measured: QualityFile | None = None) -> None:
+    """Everything, on stdout. `measured`: what `anaphora quality` found."""
     from rich.console import Console
 
     console = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH, highlight=False, markup=False, soft_wrap=True)
@@ -69,6 +70,7 @@ def print_report(report: Report, with_grid: bool) -> None:
     _limits(console, report)
     if report.ways_out:
         _ways(console, report)
+    _kv_types(console, report, measured)
     _settings(console, report)
     if with_grid:
         _grid(console, report)
@@ -173,6 +175,29 @@ def _ways(console: Console, report: Report) -> None:
             way.cost,
             style="green" if way.enough else "",
         )
+    console.print(table)
+
+
+def _kv_types(console: Console, report: Report, measured: QualityFile | None) -> None:
+    """What each type of KV cache holds."""
+    from rich import box
+    from rich.table import Table
+
+    if len(report.kv_types) < 2:
+        return
+    own = report.kv_types[0]
+    table = Table(
+        title=f"KV cache by type{_assumed(report)}", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False
+    )
+    for column in ("type", "tokens", "at once", "gain"):
+        table.add_column(column, justify="left" if column == "type" else "right")
+    if measured is not None:
+        table.add_column(f"measured for {measured.model}")
+    for each in report.kv_types:
+        row = [each.name, f"{each.tokens:,}", f"{each.requests:,}", f"{own.block_bytes / each.block_bytes:.2f}x"]
+        if measured is not None:
+            row.append(measured.measured.get(each.name, "-"))
+        table.add_row(*row, style="bold" if each.chosen else "")
     console.print(table)
 
 

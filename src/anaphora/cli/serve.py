@@ -19,6 +19,7 @@ from anaphora.cli.options import Bytes, FiniteRange, engine_options, needs_serve
 from anaphora.errors import ConfigError
 
 if TYPE_CHECKING:
+    from anaphora.cli.quality_summary import QualityFile
     from anaphora.engine.build import Prepared
     from anaphora.engine.loop import EngineLoop
     from anaphora.explain.explainer import OnFinish
@@ -51,6 +52,7 @@ _SMALLEST_LOG = 64 << 10
     show_default="256MiB",
     help="Then a new file begins; four old ones are kept.",
 )
+@click.option("--quality", type=click.Path(path_type=Path), help="Show what `anaphora quality --output` measured.")
 @click.option("--demo", is_flag=True, help="Show cold and warm time to first token once the server is ready.")
 @click.option("--print-config", is_flag=True, help="Print every setting as resolved (JSON) and exit.")
 @click.option(
@@ -72,6 +74,7 @@ def serve(
     salt_by_key: bool,
     max_body_bytes: int,
     shutdown_timeout: float,
+    quality: Path | None,
     explain_text: bool,
     request_log: Path | None,
     request_log_max_bytes: int,
@@ -83,8 +86,10 @@ def serve(
     began = time.monotonic()
     needs_serve_extra()
     from anaphora.cli.progress import resolve_with_progress
+    from anaphora.cli.quality_summary import read_quality
 
     user = user_config(options)
+    measured = None if quality is None else read_quality(quality)
     keys = (*api_key, *_read_keys(api_key_file))
     if print_config:
         from anaphora.engine.build import prepare
@@ -114,7 +119,7 @@ def serve(
         folder = resolve_with_progress(model)
         prepared = prepare(folder, user)
         startup.timed("model and settings", since)
-        _print_allotment(prepared)
+        _print_allotment(prepared, measured)
         on_finish = _request_log(request_log, request_log_max_bytes, prepared, names[0], cleanup)
         engine = load(prepared, startup)
         engine.explainer.keep_text, engine.explainer.on_finish = explain_text, on_finish
@@ -177,10 +182,15 @@ def _request_log(
     return partial(log_to, writer)
 
 
-def _print_allotment(prepared: Prepared) -> None:
+def _print_allotment(prepared: Prepared, measured: QualityFile | None) -> None:
     from anaphora.engine.build import allotment
 
-    for label, value in allotment(prepared):
+    lines = allotment(prepared)
+    if measured is not None:
+        name = prepared.config.kv_cache_dtype
+        found = measured.measured.get(name, f"nothing for {name}")
+        lines.append(("quality", f"{found}, against bf16 (measured for {measured.model})"))
+    for label, value in lines:
         _say(f"{label:>13}  {value}")
 
 

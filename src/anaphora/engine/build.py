@@ -17,7 +17,7 @@ from anaphora.engine.config import EngineConfig, Machine, UserConfig, free_memor
 from anaphora.engine.engine import Engine
 from anaphora.engine.sources.resolve import ModelFolder
 from anaphora.errors import ConfigError, CorruptModel
-from anaphora.geometry.kv_dtype import BlockMap
+from anaphora.geometry.kv_dtype import BlockMap, kv_dtype
 from anaphora.geometry.model import ModelGeometry
 from anaphora.geometry.units import human_bytes
 
@@ -194,6 +194,7 @@ def allotment(prepared: Prepared) -> list[tuple[str, str]]:
             f"{config.bytes_per_token:,} bytes ({human_bytes(config.bytes_per_token)}) as {config.kv_cache_dtype}",
         ),
         ("KV pool", f"{config.kv_bytes:,} bytes ({human_bytes(config.kv_bytes)})"),
+        *_gain(prepared),
         *_tiers(config),
         ("blocks", f"{config.num_blocks:,} of {config.block_size} tokens = {tokens:,} tokens"),
         (
@@ -202,6 +203,14 @@ def allotment(prepared: Prepared) -> list[tuple[str, str]]:
             f"at most {config.max_num_seqs} run at once",
         ),
     ]
+
+
+def _gain(prepared: Prepared) -> list[tuple[str, str]]:
+    """What another type than bf16 makes of the same memory."""
+    bf16 = BlockMap(prepared.blocks.layout, kv_dtype("bf16")).block_bytes
+    if bf16 == prepared.blocks.block_bytes:
+        return []
+    return [("KV type", f"{bf16 / prepared.blocks.block_bytes:.2f}x the tokens of bf16 in the same memory")]
 
 
 def _tiers(config: EngineConfig) -> list[tuple[str, str]]:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from anaphora.errors import ConfigError
-from anaphora.geometry.kv_dtype import BlockMap, kv_dtype
+from anaphora.geometry.kv_dtype import BlockMap, KVDtype, kv_dtype
 from anaphora.geometry.layout import CacheLayout
 from anaphora.geometry.model import ModelGeometry
 from anaphora.planning.protocol import Capacity, EngineSettings, GroupCapacity
 from anaphora.planning.search import largest
 
 DEFAULT_BLOCK = 16
-KV_DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
 class AnaphoraMemory:
@@ -59,6 +58,11 @@ class AnaphoraMemory:
         return largest(settings.max_model_len, lambda length: layout.blocks_for(length, batch) <= blocks)
 
 
+def bytes_per_token(geometry: ModelGeometry, settings: EngineSettings) -> int:
+    """Of all layers, scales included. Raises ConfigError, UnsupportedModel."""
+    return _dtype(settings).bytes_per_token(_layout(geometry, settings))
+
+
 def batched_tokens(settings: EngineSettings) -> int:
     """max_num_batched_tokens: 512 on a CPU, 2,048 on a GPU unless it is given."""
     return settings.max_num_batched_tokens or (512 if settings.device == "cpu" else 2048)
@@ -74,10 +78,8 @@ def _layout(geometry: ModelGeometry, settings: EngineSettings) -> CacheLayout:
 
 
 def _block_bytes(layout: CacheLayout, settings: EngineSettings) -> int:
-    if settings.kv_cache_dtype not in KV_DTYPES:
-        raise ConfigError(
-            f"kv_cache_dtype {settings.kv_cache_dtype!r} is not one of anaphora's: {', '.join(KV_DTYPES)}. "
-            "For fp8 plan vLLM or SGLang, for q8_0 llama.cpp"
-        )
-    own = "float32" if settings.model_dtype_bytes == 4 else "bfloat16"
-    return BlockMap(layout, kv_dtype(settings.kv_cache_dtype, own=own)).block_bytes
+    return BlockMap(layout, _dtype(settings)).block_bytes
+
+
+def _dtype(settings: EngineSettings) -> KVDtype:
+    return kv_dtype(settings.kv_cache_dtype, own="float32" if settings.model_dtype_bytes == 4 else "bfloat16")

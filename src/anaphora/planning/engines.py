@@ -24,6 +24,7 @@ from anaphora.planning.vllm import VllmMemory
 
 _PLAIN_KV = (("bf16", "bfloat16"), ("fp16", "float16"), ("fp32", "float32"))
 _VLLM_KV = (*_PLAIN_KV, ("int8", "int8_per_token_head"), ("int4", "int4_per_token_head"))
+_SMALLER = ("int8", "fp8_e4m3", "k8v4", "int4")
 _ASYNC_SINCE = (0, 26)
 """From here on two batches may be in flight (asynchronous scheduling); 0.25.1 logs show one."""
 
@@ -69,7 +70,7 @@ ENGINES: dict[str, Engine] = {
         Engine(
             "transformers", TransformersMemory(), transformers_budget, "max_memory_percent", (), True, True, _PLAIN_KV
         ),
-        Engine("anaphora", AnaphoraMemory(), anaphora_budget, "share", (), True, False, _PLAIN_KV),
+        Engine("anaphora", AnaphoraMemory(), anaphora_budget, "share", _SMALLER, True, False, _PLAIN_KV),
     )
 }
 

@@ -6,6 +6,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from anaphora.geometry.weights import SCHEMES
+from anaphora.planning.anaphora_pool import bytes_per_token
+from anaphora.planning.kv_types import KVType, kv_types
 from anaphora.planning.offload import Offload, offload
 from anaphora.planning.overhead import Estimate
 from anaphora.planning.plan import Answer, Question, answer, grid, longest_context, model_limit, most_requests
@@ -24,6 +26,7 @@ class Report:
     longest_context: int
     most_requests: int
     ways_out: tuple[WayOut, ...]
+    kv_types: tuple[KVType, ...]
     recommended: tuple[Setting, ...]
     rule: RuleOfThumb
     offload: Offload
@@ -55,6 +58,7 @@ def make_report(question: Question, remarks: list[str]) -> Report:
         longest_context(question),
         most_requests(question),
         () if now.fits else tuple(ways_out(question)),
+        tuple(kv_types(question)),
         tuple(recommend(question, now)),
         rule_of_thumb(question, now),
         offload(question.geometry, question.situation.device, prefix, per_request // ranks, ranks),
@@ -94,7 +98,7 @@ def as_json(report: Report, with_grid: bool) -> dict[str, Any]:
         "fits_surely": now.surely,
         "memory": _memory(now),
         "kv": {
-            "bytes_per_token": question.geometry.bytes_per_token(_element(question)),
+            "bytes_per_token": _bytes_per_token(question),
             "block_bytes": now.capacity.block_bytes,
             "block_size": now.capacity.block_size,
             "num_blocks": now.capacity.num_blocks,
@@ -121,6 +125,7 @@ def as_json(report: Report, with_grid: bool) -> dict[str, Any]:
             }
             for way in report.ways_out
         ],
+        "kv_types": [asdict(each) for each in report.kv_types],
         "recommended": [asdict(setting) for setting in report.recommended],
         "rule_of_thumb": asdict(report.rule),
         "offload": asdict(report.offload) | {"pays": report.offload.pays},
@@ -156,4 +161,10 @@ def _element(question: Question) -> int:
     name = question.settings.kv_cache_dtype
     if name == "auto":
         return question.settings.model_dtype_bytes if question.engine.name != "llama.cpp" else 2
-    return 1 if name.startswith(("fp8", "int8", "q8")) else 2
+    return 1 if name.startswith(("fp8", "int", "k8", "q8")) else 2
+
+
+def _bytes_per_token(question: Question) -> int:
+    if question.engine.name == "anaphora":
+        return bytes_per_token(question.geometry, question.settings)
+    return question.geometry.bytes_per_token(_element(question))

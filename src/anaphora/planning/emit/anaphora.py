@@ -33,10 +33,16 @@ def anaphora_lines(plan: PlanSettings) -> list[Line]:
         Line("max-model-len", plan.max_model_len, why["max_model_len"]),
         Line("max-num-seqs", plan.max_num_seqs, why["max_num_seqs"]),
         Line("max-num-batched-tokens", batch, "tokens of one step, at least one for each request"),
+        *_kv_dtype(plan),
         Line("block-size", plan.block_size, "prefixes are reused to the token, whatever the block"),
         Line("kv-memory", plan.pool_bytes, f"{human_bytes(plan.pool_bytes)}: {plan.num_blocks:,} blocks"),
         Line("enable-prefix-caching", plan.enable_prefix_caching, "reuse of shared prefixes"),
     ]
+
+
+def _kv_dtype(plan: PlanSettings) -> list[Line]:
+    name = plan.kv_cache_dtype
+    return [] if name == "auto" else [Line("kv-cache-dtype", name, "as planned; measure it with anaphora quality")]
 
 
 def _device(plan: PlanSettings) -> str:
