@@ -24,7 +24,7 @@ from anaphora.storage.formats.base import Format
 from anaphora.storage.transform import KeyTransform, ValueTransform, key_transform, value_transform
 
 VERSION = 1
-"""Of what a block's bytes mean: raise it when a format, a transform or a place changes, and old blocks match no more."""
+"""Of what a block means: raise it when a format, a transform or a place changes, and old blocks match no more."""
 _LONGEST_NAME = 32
 """Characters; what the tiers' records have room for."""
 
