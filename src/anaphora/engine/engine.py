@@ -19,6 +19,7 @@ from anaphora.engine.output_text import OutputText, TextDelta
 from anaphora.engine.params import FinishReason, RequestOutput, SamplingParams
 from anaphora.engine.request import Request
 from anaphora.engine.runner import ModelRunner, StepLogits
+from anaphora.engine.salvage import row_by_row
 from anaphora.engine.sampler import SampleFailure, SampleRow, sample
 from anaphora.engine.scheduler import Scheduler
 from anaphora.engine.stats import EngineStats
@@ -194,7 +195,7 @@ class Engine:
     def step(self) -> list[RequestOutput]:
         """Schedule, compute, sample; returns what was added to each request that got a token or ended.
 
-        A batch that cannot be computed ends its own requests with "error" and counts in `failed_steps`.
+        A request that cannot be computed ends with "error"; a step without any that can counts in `failed_steps`.
         """
         began = time.monotonic()
         batch = self.scheduler.schedule()
@@ -208,15 +209,11 @@ class Engine:
             step = self.runner.step(batch)
         except Exception as error:
             logger.exception("a step of %d tokens failed", batch.num_tokens)
-            self.failed_steps += 1
-            self.last_error = f"{type(error).__name__}: {error}"
-            outputs = [self._failed(request) for request in self.scheduler.fail(batch)]
+            outputs = self._salvage(batch, error)
         else:
             self.failed_steps = 0
             self._attribute(batch, time.monotonic() - computing)
-            self.scheduler.update(batch)
-            outputs = self._sample(batch, step)
-            self.stats.computed_tokens += batch.num_tokens
+            outputs = self._computed(batch, [(batch, step)])
         self.stats.step_time.observe(time.monotonic() - began)
         self._update_gauges()
         return outputs
@@ -255,6 +252,23 @@ class Engine:
             began = time.monotonic()
             self.runner.execute(batch)
             self.tiers.observe(batch, time.monotonic() - began)
+
+    def _salvage(self, batch: Batch, error: Exception) -> list[RequestOutput]:
+        """The batch failed: end those of its requests that fail alone too, and go on with the others."""
+        found = row_by_row(self.runner, batch, error)
+        outputs = []
+        for row, reason in found.failed:
+            self.last_error = f"{type(reason).__name__}: {reason}"
+            outputs += [self._failed(request) for request in self.scheduler.fail(Batch((row,)))]
+        self.failed_steps = 0 if found.done else self.failed_steps + 1
+        done = Batch(tuple(row for row, _ in found.done), batch.copies)
+        return outputs + self._computed(done, [(Batch((row,)), step) for row, step in found.done])
+
+    def _computed(self, batch: Batch, steps: Sequence[tuple[Batch, StepLogits]]) -> list[RequestOutput]:
+        """The batch was computed, in one or several steps: advance its requests, and give each a token."""
+        self.scheduler.update(batch)
+        self.stats.computed_tokens += batch.num_tokens
+        return [output for part, step in steps for output in self._sample(part, step)]
 
     def _attribute(self, batch: Batch, seconds: float) -> None:
         """A step took `seconds`: requests without a token yet bear their share of it."""

@@ -6,7 +6,7 @@ LayerwiseExecutor    a `Decoder`, which hands every layer's query, key and value
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -18,6 +18,7 @@ from anaphora.engine.attention import AttentionBackend
 from anaphora.engine.batch import Batch
 from anaphora.engine.models.protocol import Decoder
 from anaphora.storage.paged import PagedStorage
+from anaphora.types import BlockCopy
 
 
 class StepLogits(NamedTuple):
@@ -48,10 +49,14 @@ class ModelRunner:
         self.executor = executor
         self._storage = storage
 
+    def copy(self, copies: Sequence[BlockCopy]) -> None:
+        """See PagedStorage.copy."""
+        self._storage.copy(copies)
+
     @torch.inference_mode()
     def step(self, batch: Batch) -> StepLogits:
         """Copies, then the step: see Compute."""
-        self._storage.copy(batch.copies)
+        self.copy(batch.copies)
         return self.executor.begin(batch)()
 
     def execute(self, batch: Batch) -> Tensor:
