@@ -88,6 +88,14 @@ def test_bad_numbers(serve_tiny: ServeTiny, last: str) -> None:
     assert "?last=20" in answer.json()["error"]["message"]
 
 
+@pytest.mark.parametrize("query", ["?lst=3", "?last=3&more=1", "?last=3&last=4"])
+def test_bad_parameters(serve_tiny: ServeTiny, query: str) -> None:
+    with serve_tiny().client() as client:
+        answer = client.get(f"/explain{query}")
+    assert answer.status_code == 400
+    assert "?last=20" in answer.json()["error"]["message"]
+
+
 def test_an_unknown_request(serve_tiny: ServeTiny) -> None:
     with serve_tiny().client() as client:
         answer = client.get("/explain/cmpl-nothing")

@@ -73,6 +73,9 @@ LAST = WithJsonSchema({"type": "integer", "minimum": 1, "default": DEFAULT_LAST}
 async def explain_last(request: Request, last: Annotated[str, Query(), LAST] = str(DEFAULT_LAST)) -> Response:
     """The latest requests that were admitted, newest first. With --salt-by-key: those of the caller's key."""
     engine, _ = begin(request, None)
+    names = [name for name, _ in request.query_params.multi_items()]
+    if wrong := sorted(set(names) - {"last"}) or names[1:]:
+        raise InvalidRequest(f"`{wrong[0]}`: /explain takes `last`, once, for example ?last=20.", param=wrong[0])
     if not re.fullmatch(r"[0-9]{1,9}", last, re.ASCII) or int(last) < 1:
         raise InvalidRequest(
             "`last` must be a whole number of requests, 1 or more, for example ?last=20.", param="last"
