@@ -116,6 +116,7 @@ def main() -> int:
             found["disk"].append(warm.ttft)
             found["bare"].append(bare_read(folder, chosen.tokens // 16 * engine.config.block_bytes))
             engine.close()
+            print(*(f"{name} {found[name][-1]:.3f} s" for name in names[:4]), sep=", ", flush=True)
         plain, tiered = engine_of(None), engine_of(Path(made) / "none")
         for i in range(2 * chosen.rounds):
             turn = [("off", plain), ("on", tiered)]
@@ -123,6 +124,7 @@ def main() -> int:
                 timed = run(engine, prompt_of(1000 + i, 1024), DECODED)
                 found[name].append(timed.ttft)
                 found[f"{name} step"].append(timed.step)
+                print(f"{name}: first token {timed.ttft:.3f} s, step {timed.step * 1000:.2f} ms", flush=True)
         tiered.close()
     middle = {name: statistics.median(values) for name, values in found.items()}
     ratios = dict(
