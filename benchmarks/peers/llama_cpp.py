@@ -19,6 +19,7 @@ from llama_cpp import llama_cpp as api  # type: ignore[import-not-found, unused-
 
 FORMATS = ("bf16", "f16", "f32")
 N_BATCH = 2048
+SHARED_FROM = 256
 
 
 @dataclass
@@ -78,25 +79,24 @@ class LlamaCpp:
         return times[-1] - times[0] if kind != "prompt" else times[0]
 
     def _generate(self, name: str, prompts: list[list[int]], new_tokens: int) -> Times:
-        context = self._context(name, prompts, new_tokens)
+        shared = _shared(prompts)
+        context = self._context(name, prompts, shared, new_tokens)
         memory = api.llama_get_memory(context.pointer)
         began = time.perf_counter()
         rows: list[tuple[int, int, int, bool]] = []
         for sequence, prompt in enumerate(prompts):
-            held, first = context.held[sequence], prompts[0]
-            reused = min(_common(held, prompt), len(prompt) - 1)
-            common = min(_common(first, prompt), len(prompt) - 1) if sequence else 0
-            if common > reused:
-                if not context.held[0]:  # the prefix itself, before it can be given to the others
-                    context.decode(rows)
-                    rows = []
+            last = len(prompt) - 1
+            reused = min(_common(context.held[sequence], prompt), last)
+            if reused < shared and sequence:
                 api.llama_memory_seq_rm(memory, sequence, -1, -1)
-                api.llama_memory_seq_cp(memory, 0, sequence, 0, common)
-                reused = common
+                api.llama_memory_seq_cp(memory, 0, sequence, 0, shared)
+                reused = shared
             else:
                 api.llama_memory_seq_rm(memory, sequence, reused, -1)
+            if reused < shared:  # the first sequence: what the others will be given must be there before
+                context.decode([(prompt[p], p, 0, False) for p in range(reused, shared)])
+                reused = shared
             context.held[sequence] = prompt
-            last = len(prompt) - 1
             rows += [(prompt[p], p, sequence, p == last) for p in range(reused, len(prompt))]
         times: list[float] = []
         tokens = context.decode(rows)
@@ -106,22 +106,19 @@ class LlamaCpp:
             times.append(time.perf_counter() - began)
         return [times] * len(prompts)
 
-    def _context(self, name: str, prompts: list[list[int]], new_tokens: int) -> Context:
-        """One per format, number of streams and size class."""
+    def _context(self, name: str, prompts: list[list[int]], shared: int, new_tokens: int) -> Context:
+        """One per format, number of streams and number of cells."""
         streams, longest = len(prompts), max(map(len, prompts)) + new_tokens
-        common = min(_common(prompts[0], p) for p in prompts) if streams > 1 else 0
-        shared = common >= 512
-        per_stream = -(-longest // 256) * 256
-        cells = common + streams * (longest - common) if shared else streams * per_stream
+        # One buffer for all where they share a prefix: it is held once. Apart otherwise: no masked reads.
+        cells = shared + streams * (longest - shared) if shared else streams * _rounded_up(longest)
         key = (name, streams, cells)
         if key not in self.contexts:
             params = api.llama_context_default_params()
-            params.n_ctx = -(-cells // 256) * 256
+            params.n_ctx = _rounded_up(cells)
             params.n_batch, params.n_ubatch = N_BATCH, 512
             params.n_seq_max = streams
             params.n_threads = params.n_threads_batch = self.start.threads
-            # One buffer for all where they share a prefix: it is held once. Apart otherwise: no masked reads.
-            params.kv_unified = shared
+            params.kv_unified = shared > 0
             pointer = api.llama_init_from_model(self.models[name], params)
             if not pointer:
                 raise MemoryError(f"llama.cpp could not make a context of {cells} tokens")
@@ -149,6 +146,18 @@ def _load(path: Path) -> Any:
     if not model:
         raise RuntimeError(f"llama.cpp could not load {path}")
     return model
+
+
+def _shared(prompts: list[list[int]]) -> int:
+    """Tokens that all streams begin with, where that is worth sharing; 0 for one stream."""
+    if len(prompts) == 1:
+        return 0
+    common = min(_common(prompts[0], prompt) for prompt in prompts)
+    return min(common, min(map(len, prompts)) - 1) if common >= SHARED_FROM else 0
+
+
+def _rounded_up(tokens: int) -> int:
+    return -(-tokens // 256) * 256
 
 
 def _common(a: list[int], b: list[int]) -> int:
