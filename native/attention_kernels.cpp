@@ -77,7 +77,7 @@ void scores_of(const Tile &tile, const Segment &segment) {
         by_rows(segment.first_row, last, [&]<int R>(int row) {
             const Range range = seen(tile, segment, row, R);
             const int from = range.begin / kGroup, to = (range.end + kGroup - 1) / kGroup;
-            score<Fp32, R>(decoded, dims, query + row * dims, dims, from > g ? from : g, to < stop ? to : stop,
+            score<Decoded, R>(decoded, dims, query + row * dims, dims, from > g ? from : g, to < stop ? to : stop,
                            scores + row * kPartition);
         });
     }
@@ -152,7 +152,7 @@ void mix_of(const Tile &tile, const Segment &segment) {
         decode_values<Reader>(source, tile.value_dim, first_dim, all.begin, all.end, tile.scratch.decoded, decoded);
         by_rows(segment.first_row, last, [&]<int R>(int row) {
             const Range range = seen(tile, segment, row, R);
-            mix<Fp32, R, 1>(decoded, none, range.begin, range.end, range.end, weights + row * kPartition,
+            mix<Decoded, R, 1>(decoded, none, range.begin, range.end, range.end, weights + row * kPartition,
                             mixed + row * stride + p * kPanelDims, stride);
         });
     }
@@ -165,7 +165,7 @@ void expect_values(const Tile &tile, const Segment &segment) {
     if (all.begin >= all.end) return;
     Source source;
     locate<Reader>(tile, segment, false, source);
-    const int end = segment.rows > 3 || all.begin + kChunk > all.end ? all.end : all.begin + kChunk;
+    const int end = segment.rows > kDirect || all.begin + kChunk > all.end ? all.end : all.begin + kChunk;
     for (int t = all.begin; t < end; ++t) {
         const uint8_t *token = source.group[t / kGroup] + t % kGroup * source.step;
         for (int64_t at = 0; at < source.step; at += 64) __builtin_prefetch(token + at);

@@ -18,7 +18,7 @@ constexpr int kGroup = 16;  // tokens whose keys surely lie together: every bloc
 constexpr int kGroups = kPartition / kGroup;
 constexpr int kPanelDims = 2 * kLanes;
 constexpr int kMost = kLanes == 16 ? 12 : 6;  // rows that the registers hold at a time, with two vectors each
-constexpr int kDirect = kMost;                // up to so many rows decode in registers, each on its own
+constexpr int kDirect = 24;                   // up to so many rows decode in registers, each tile on its own
 constexpr int kChunk = 64;                    // tokens whose values stay in the first cache between panels
 constexpr float kNone = -__builtin_inff();
 
@@ -61,9 +61,12 @@ INLINE void forget(T *&pointer) {
 // Tiles of R rows are 2 * kPairs<R> vectors wide.
 template <int R>
 constexpr int kPairs = R * 4 <= 2 * kMost ? 2 : 1;
-// So few rows wait for memory: ask for it early.
-template <int R>
-constexpr bool kAhead = R <= 3;
+// What was decoded is in the first cache; what is stored is waited for, and better asked for early.
+struct Decoded : Fp32 {};
+template <typename Reader>
+constexpr bool kAhead = true;
+template <>
+constexpr bool kAhead<Decoded> = false;
 constexpr int kTilesAhead = 2;
 
 // Calls fn<0>() ... fn<N - 1>().
@@ -94,7 +97,7 @@ NOINLINE void score(const Source &source, int units, const float *query, int64_t
         _Pragma("GCC unroll 4")
         for (int64_t u = 0, at = 0; u < units; ++u, at += source.step, q += Reader::unit) {
             UNROLL for (int p = 0; p < V; p += 2) {
-                if (kAhead<R>)
+                if (kAhead<Reader>)
                     UNROLL for (int v = p; v < p + 2; v += per) __builtin_prefetch(ahead[v] + at);
                 each<Reader::unit>([&]<int e>() {
                     const vf left = Reader::template element<e>(base[p] + at);
@@ -131,7 +134,7 @@ NOINLINE void mix(const Source &source, const int64_t *offset, int first, int en
         for (int t = from; t < to; ++t, token += source.step, ++weight)
             UNROLL for (int n = 0; n < N; ++n) {
                 const uint8_t *panel = token + offset[n];
-                if (kAhead<R>) __builtin_prefetch(panel + ahead);
+                if (kAhead<Reader>) __builtin_prefetch(panel + ahead);
                 const vf left = Reader::template half<0>(panel), right = Reader::template half<1>(panel);
                 UNROLL for (int r = 0; r < R; ++r) {
                     const vf factor = splat(weight[r * kPartition]);
@@ -150,7 +153,7 @@ template <typename Fn>
 INLINE void by_rows(int first, int end, Fn &&fn) {
     while (first < end) {
         const int left = end - first;
-        switch (left < kMost ? left : kMost) {
+        switch (left == kMost + 1 || left == kMost + 2 ? 4 : left < kMost ? left : kMost) {
 #define CASE(n)                         \
     case n:                             \
         fn.template operator()<n>(first); \
