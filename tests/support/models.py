@@ -34,8 +34,8 @@ def save_byte_tokenizer(folder: Path) -> Path:
     return folder
 
 
-def tiny_llama(folder: Path, *, max_position: int = 512, seed: int = 0) -> Path:
-    """Two layers, 4 query and 2 KV heads of 8, 257 tokens; config, weights and tokenizer."""
+def tiny_llama(folder: Path, *, max_position: int = 512, seed: int = 0, head_dim: int = 8) -> Path:
+    """Two layers, 4 query and 2 KV heads, 257 tokens; config, weights and tokenizer."""
     folder.mkdir(parents=True, exist_ok=True)
     config = LlamaConfig(
         vocab_size=257,
@@ -44,6 +44,7 @@ def tiny_llama(folder: Path, *, max_position: int = 512, seed: int = 0) -> Path:
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
+        head_dim=head_dim,
         max_position_embeddings=max_position,
         bos_token_id=None,
         eos_token_id=256,

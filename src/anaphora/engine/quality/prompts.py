@@ -97,7 +97,7 @@ def questions(tokenizer: Tokenizer, context: int) -> list[Question]:
         fact = _plain(tokenizer, f" The number of the locker in {place} is {code}.")
         asked = _plain(tokenizer, f"\n\nWhat was said above: the number of the locker in {place} is")
         answer = _plain(tokenizer, f" {code}")
-        room = context - len(fact) - len(asked) - len(answer) - 1
+        room = context - len(fact) - len(asked) - len(answer)
         if room < _SHORTEST:
             return []
         hay = tokenizer.encode("Notes from the road.")
