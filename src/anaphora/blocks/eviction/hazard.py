@@ -36,6 +36,11 @@ FORKS = 3
 MEMORY = 8
 """Returns are counted, and names of evicted blocks kept, for as many ticks as MEMORY times the cached blocks."""
 
+RIPE = 3
+"""Nothing is learned before that many times the cached blocks were touched: LRU's order until then."""
+HALF_LIFE = 64
+"""What was learned counts half after as many ticks as HALF_LIFE times the cached blocks: habits change."""
+
 
 class Run:
     """Blocks used together: when, in which class, and how many of them have not been used again."""
@@ -205,9 +210,13 @@ class Hazard(EvictionPolicy[P]):
     def _learn(self) -> None:
         self._count_returned()
         self._returning = None
-        oldest = self._now - MEMORY * len(self._states)
+        size = max(1, len(self._states))
+        oldest = self._now - MEMORY * size
         while self._log and self._log[0].born < oldest:
             gone = self._log.popleft()
             self._model.stayed_away(gone.kind, gone.live)
-        self._model.learn([(run.kind, self._now - run.born, run.live) for run in self._log if run.live > 0])
-        self._next_lesson = self._now + min(self._now, max(4096, len(self._states)))
+        ticks = min(self._now, max(4096, size))
+        if self._now >= RIPE * size:
+            self._model.learn([(run.kind, self._now - run.born, run.live) for run in self._log if run.live > 0])
+            self._model.age(0.5 ** (ticks / (HALF_LIFE * size)))
+        self._next_lesson = self._now + ticks

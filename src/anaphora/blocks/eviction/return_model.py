@@ -65,6 +65,11 @@ class ReturnModel:
         """So many blocks did not, for as long as anyone counted."""
         self._away[kind] += blocks
 
+    def age(self, factor: float) -> None:
+        """What was seen so far counts `factor` of what it did."""
+        self._returned = [[count * factor for count in counts] for counts in self._returned]
+        self._away = [count * factor for count in self._away]
+
     def learn(self, waiting: Iterable[tuple[int, int, int]]) -> None:
         """Rebuild the index. `waiting`: (class, age, blocks) of those that may still come back. O(waiting)."""
         still: list[Counts] = [[0.0] * BUCKETS for _ in range(NUM_CLASSES)]
