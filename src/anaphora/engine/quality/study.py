@@ -116,10 +116,7 @@ class Study:
             for i in range(len(forms)):
                 parts[i].append(scores[i])
                 differences[i].append(found[i])
-            count(
-                len(forms) * sum(len(each.token_ids) + self._greedy_tokens for each in self._prompts[:number])
-                - count.done
-            )
+            count.reach(len(forms) * sum(len(p.token_ids) + self._greedy_tokens for p in self._prompts[:number]))
         for subject, own, different in zip(subjects, parts, differences, strict=True):
             key, value = subject.codec.dtype.key.name, subject.codec.dtype.value.name
             self.result.forms.append(
