@@ -16,7 +16,7 @@ index is Gittins' (1979). Chains, runs, classes by turn and gap, and names of ru
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import deque
 from math import log2
 from random import Random
 from typing import TypeVar
@@ -78,7 +78,8 @@ class Hazard(EvictionPolicy[P]):
         self._states: dict[P, _State] = {}
         self._candidates: list[P] = []
         self._spare: list[P] = []
-        self._names: OrderedDict[BlockHash, Run] = OrderedDict()
+        self._names: dict[BlockHash, Run] = {}
+        """Of evicted blocks, the first evicted first."""
         self._log: deque[Run] = deque()
         self._model = ReturnModel()
         self._now = 0
@@ -88,12 +89,16 @@ class Hazard(EvictionPolicy[P]):
         self._becomes = Run(0, 0, 1, 0.0)
         self._num_returned = 0
         self._popped: Run | None = None
+        """Run of the last victim, until something is added."""
         self._next_victim: P | None = None
+        """Its parent, if that is of the same run: a candidate that is not in the list."""
 
     # What is seen
 
     def insert(self, entry: P, parent: P | None) -> None:
-        self._tick()
+        self._now += 1
+        if self._now >= self._next_lesson:
+            self._learn()
         above = self._states[parent] if parent is not None else None
         if (known := self._names.pop(entry.hash, None)) is not None:
             run = self._return(known)
@@ -106,7 +111,9 @@ class Hazard(EvictionPolicy[P]):
         self._states[entry] = _State(run)
 
     def hit(self, entry: P) -> None:
-        self._tick()
+        self._now += 1
+        if self._now >= self._next_lesson:
+            self._learn()
         state = self._states[entry]
         state.run = self._return(state.run)
 
@@ -117,34 +124,35 @@ class Hazard(EvictionPolicy[P]):
 
     def add(self, entry: P) -> None:
         state = self._states[entry]
-        state.place = len(self._candidates)
-        self._candidates.append(entry)
         if state.run is self._popped:
             self._next_victim = entry
+        else:
+            state.place = len(self._candidates)
+            self._candidates.append(entry)
         self._popped = None
 
     def remove(self, entry: P) -> None:
+        if entry is self._next_victim:
+            self._next_victim = None
+            return
         state = self._states[entry]
         if state.place < 0:
             raise KeyError(entry)
-        if entry is self._next_victim:
-            self._next_victim = None
         self._take(entry, state)
 
     def pop(self) -> P:
-        entry = self._next_victim if self._next_victim is not None else self._worst()
-        self._next_victim = None
-        state = self._states.pop(entry)
-        self._take(entry, state)
-        self._popped = state.run
-        names, oldest = self._names, self._now - MEMORY * len(self._states)
-        names[entry.hash] = state.run
-        while len(names) > 1 and next(iter(names.values())).born < oldest:
-            names.popitem(last=False)
+        if (entry := self._next_victim) is not None:
+            self._next_victim = None
+            state = self._states.pop(entry)
+        else:
+            entry = self._worst()
+            state = self._states.pop(entry)
+            self._take(entry, state)
+        self._popped = self._names[entry.hash] = state.run
         return entry
 
     def __len__(self) -> int:
-        return len(self._candidates)
+        return len(self._candidates) + (self._next_victim is not None)
 
     def _take(self, entry: P, state: _State) -> None:
         last = self._candidates.pop()
@@ -175,11 +183,6 @@ class Hazard(EvictionPolicy[P]):
         return ranked[0][3]
 
     # Learning
-
-    def _tick(self) -> None:
-        self._now += 1
-        if self._now >= self._next_lesson:
-            self._learn()
 
     def _start(self, kind: int, turn: int, gap: float) -> Run:
         run = Run(self._now, kind, turn, gap)
@@ -215,8 +218,19 @@ class Hazard(EvictionPolicy[P]):
         while self._log and self._log[0].born < oldest:
             gone = self._log.popleft()
             self._model.stayed_away(gone.kind, gone.live)
+        self._forget_names_before(oldest)
         ticks = min(self._now, max(4096, size))
         if self._now >= RIPE * size:
             self._model.learn([(run.kind, self._now - run.born, run.live) for run in self._log if run.live > 0])
             self._model.age(0.5 ** (ticks / (HALF_LIFE * size)))
         self._next_lesson = self._now + ticks
+
+    def _forget_names_before(self, oldest: int) -> None:
+        """Names from before that tick; in order of eviction, so that one that is kept ends the search."""
+        names, gone = self._names, []
+        for name, run in names.items():
+            if run.born >= oldest:
+                break
+            gone.append(name)
+        for name in gone:
+            del names[name]
