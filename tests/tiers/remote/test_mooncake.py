@@ -150,6 +150,13 @@ def test_no_master_costs_the_timeout() -> None:
     tier.close()
 
 
+def all_threads_stopped(pid: int) -> bool:
+    """Linux: state T of every thread, the field behind the name in parentheses."""
+    return all(
+        path.read_text().rpartition(")")[2].split()[0] == "T" for path in Path(f"/proc/{pid}/task").glob("*/stat")
+    )
+
+
 def test_holder_and_master_that_stop_and_go(tmp_path: Path) -> None:
     with mooncake(tmp_path, 64 << 20) as cluster:
         tier = RemoteTier(open_remote(f"mooncake://{cluster.address}?timeout=0.5"))
@@ -158,6 +165,7 @@ def test_holder_and_master_that_stop_and_go(tmp_path: Path) -> None:
         for process in (cluster.holder, cluster.master):
             process.send_signal(signal.SIGSTOP)
             try:
+                until(lambda pid=process.pid: all_threads_stopped(pid), 10)  # a thread may run on after the signal
                 start = time.monotonic()
                 views = room(2)
                 assert Outcome.OK not in tier.load(blocks, views)
