@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -165,7 +166,7 @@ def test_holder_and_master_that_stop_and_go(tmp_path: Path) -> None:
         for process in (cluster.holder, cluster.master):
             process.send_signal(signal.SIGSTOP)
             try:
-                until(lambda pid=process.pid: all_threads_stopped(pid), 10)  # a thread may run on after the signal
+                until(partial(all_threads_stopped, process.pid), 10)  # a thread may run on after the signal
                 start = time.monotonic()
                 views = room(2)
                 assert Outcome.OK not in tier.load(blocks, views)
