@@ -65,6 +65,7 @@ class Runs:
     cells: dict[str, dict[str, Cell]] = field(default_factory=dict)
     memory: dict[str, int] = field(default_factory=dict)
     """Peak bytes of each server."""
+    began: float = field(default_factory=time.perf_counter)
 
     def in_process(self, workloads: list[Workload], peers: list[Peer], model: Path, vocabulary: int) -> None:
         """Load every engine, then run each workload in turns. Whatever fails becomes the cell's reason."""
@@ -76,6 +77,7 @@ class Runs:
                     if reason:
                         raise WorkerFailed(reason)
                     workers[peer.name] = self._load(peer, model, vocabulary)
+                    self._say(f"{peer.name}: loaded")
                 except WorkerFailed as error:
                     self._refuse(workloads, peer.name, str(error))
             for workload in workloads:
@@ -147,6 +149,8 @@ class Runs:
         """Turn 0 (where `warm`) fills caches and is not counted. Each turn begins with another engine."""
         left = list(names)
         for turn in range(0 if warm else 1, self.rounds + 1):
+            if turn == 1:
+                self._say(f"{workload.name}: timing {', '.join(left)}")
             for name in _rotated(left, turn):
                 cell = self._cell(workload, name)
                 if name != OURS and cell.samples and cell.spent >= self.cell_seconds:
@@ -168,7 +172,7 @@ class Runs:
         for name in names:
             cell = self._cell(workload, name)
             said = f"{cell.median:.3g} {workload.unit}, n={len(cell.samples)}" if cell.samples else cell.reason
-            print(f"  {workload.name}: {name}: {said}", file=sys.stderr)
+            self._say(f"{workload.name}: {name}: {said}")
 
     def _load(self, peer: Peer, model: Path, vocabulary: int) -> Worker:
         log = self.places.log(peer.name)
@@ -209,9 +213,12 @@ class Runs:
         return [peer for peer in peers if workload.name not in peer.skips]
 
     def _refuse(self, workloads: Iterable[Workload], name: str, reason: str) -> None:
-        print(f"  {name}: {reason}", file=sys.stderr)
+        self._say(f"{name}: {reason}")
         for workload in workloads:
             self._cell(workload, name).reason = reason
+
+    def _say(self, text: str) -> None:
+        print(f"{time.perf_counter() - self.began:6.1f} s  {text}", file=sys.stderr)
 
     def _cell(self, workload: Workload, name: str) -> Cell:
         return self.cells.setdefault(workload.name, {}).setdefault(name, Cell())
