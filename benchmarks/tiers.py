@@ -2,8 +2,9 @@
 
     python benchmarks/tiers.py [--folder DIR] [--block-bytes 368640] [--trials 7] [--candidates] [--out tiers.json]
 
-Plain sequential direct I/O and the tier take turns, a few blocks each, on whole pages of the same memory, with calls
-of the same size; so do memcpy and the RAM tier. Ratios are those of the medians of all turns. `--candidates` also
+Plain sequential direct I/O and the tier take turns, a few blocks each, on whole pages of the same memory; so do memcpy
+and the RAM tier. Plain I/O makes a call for each block, and, "at once", one for all of a turn, as the tier does where
+blocks lie side by side. Ratios are those of the medians of all turns. `--candidates` also
 stores the same blocks in LMDB, RocksDB and single files, if lmdb and rocksdict are installed. Nothing else should run
 meanwhile.
 """
@@ -37,6 +38,7 @@ from anaphora.tiers.disk import DiskTier
 from anaphora.tiers.hierarchy import Hierarchy, Tier
 from anaphora.tiers.memory import page_buffer
 from anaphora.tiers.ram import ENTRY_BYTES, RamTier
+from anaphora.tiers.record import pack_record
 from anaphora.tiers.segment import Segment, slot_bytes
 from anaphora.tiers.store import BlockMeta, Outcome
 from support.stored_blocks import SPACE, chain
@@ -153,6 +155,12 @@ def disk(folder: Path, size: int, trials: int) -> dict[str, dict[str, float]]:
         for i in range(turn.start, turn.stop):
             os.preadv(raw, [views[i]], i * size)
 
+    def write_at_once(turn: slice) -> None:
+        os.pwritev(raw, views[turn], turn.start * size)
+
+    def read_at_once(turn: slice) -> None:
+        os.preadv(raw, views[turn], turn.start * size)
+
     def load(turn: slice, into: Sequence[memoryview]) -> None:
         assert set(tier.load(blocks[turn], into[turn])) == {Outcome.OK}
 
@@ -163,15 +171,17 @@ def disk(folder: Path, size: int, trials: int) -> dict[str, dict[str, float]]:
 
     write(slice(0, count))
     tier.save(blocks, views)
-    names = ("write", "save", "read", "load", "unaligned", "whole", "threads")
+    names = ("write", "write at once", "save", "read", "read at once", "load", "unaligned", "whole", "threads")
     times: dict[str, list[float]] = {name: [] for name in names}
     for _ in range(trials):
         tier.discard([block.key for block in blocks])
         for turn in turns(count):
             times["write"].append(seconds(partial(write, turn)))
+            times["write at once"].append(seconds(partial(write_at_once, turn)))
             times["save"].append(seconds(partial(tier.save, blocks[turn], views[turn])))
         for turn in turns(count):
             times["read"].append(seconds(partial(read, turn)))
+            times["read at once"].append(seconds(partial(read_at_once, turn)))
             times["load"].append(seconds(partial(load, turn, views)))
             times["unaligned"].append(seconds(partial(load, turn, unaligned)))
         times["whole"].append(seconds(lambda: read(slice(0, count))))
@@ -181,6 +191,8 @@ def disk(folder: Path, size: int, trials: int) -> dict[str, dict[str, float]]:
     return {
         "disk_write": compare(times["write"], times["save"], TURN * size),
         "disk_read": compare(times["read"], times["load"], TURN * size),
+        "disk_write_at_once": compare(times["write at once"], times["save"], TURN * size),
+        "disk_read_at_once": compare(times["read at once"], times["load"], TURN * size),
         "disk_read_into_unaligned_memory": compare(times["read"], times["unaligned"], TURN * size),
         "disk_read_3_threads": compare(times["whole"], times["threads"], count * size),
     }
@@ -194,9 +206,8 @@ def index(folder: Path, trials: int) -> dict[str, float]:
     folder.mkdir(mode=0o700)
     for number in range(RECOVERED // per_segment):
         segment = Segment.create(folder / f"seg-{number + 1:08x}.kv", SPACE, size, per_segment)
-        for slot in range(per_segment):
-            at = number * per_segment + slot
-            segment.commit(slot, blocks[at], 4096, stored_at=1, last_used=at)
+        ours = range(number * per_segment, (number + 1) * per_segment)
+        segment.commit(0, [pack_record(i % per_segment, blocks[i], 4096, stored_at=1, last_used=i) for i in ours])
         segment.close()
     starts: list[float] = []
     busy: list[float] = []

@@ -18,6 +18,7 @@ import random
 import statistics
 import sys
 import tempfile
+import threading
 import time
 from dataclasses import dataclass
 from itertools import pairwise
@@ -49,15 +50,20 @@ class Timed:
 
 
 def run(engine: Engine, prompt: list[int], new_tokens: int = 1) -> Timed:
+    """As the server's loop does: while there is nothing to compute it sleeps until the tiers ring."""
+    news = threading.Event()
+    if engine.tiers is not None:
+        engine.tiers.bell.listener = news.set
     began = time.perf_counter()
     engine.add("timed", prompt, SamplingParams(temperature=0.0, max_tokens=new_tokens, ignore_eos=True))
     times: list[float] = []
     outputs: list[RequestOutput] = []
     while engine.has_work:
+        news.clear()
         outputs += engine.step()
         times += [time.perf_counter() - began] * (len(outputs) - len(times))
-        if engine.patience() != 0:  # as the loop does: the cores belong to the tiers' threads now
-            time.sleep(0.0002)
+        if (patience := engine.patience()) != 0:
+            news.wait(patience)
     gaps = [b - a for a, b in pairwise(times)]
     return Timed(times[0], statistics.median(gaps) if gaps else 0.0, outputs[-1])
 
@@ -108,13 +114,15 @@ def main() -> int:
             assert engine.tiers is not None
             assert engine.tiers.wait(60)
             found["pool"].append(run(engine, prompt).ttft)
+            nbytes = chosen.tokens // 16 * engine.config.block_bytes
             engine.close()
+            found["bare"].append(bare_read(folder, nbytes))
             engine = engine_of(folder)
             warm = run(engine, prompt)
             assert warm.last.sources is not None
             print(f"round {i}: disk gave {warm.last.sources.disk.tokens} of {chosen.tokens} tokens", flush=True)
             found["disk"].append(warm.ttft)
-            found["bare"].append(bare_read(folder, chosen.tokens // 16 * engine.config.block_bytes))
+            found["bare"].append(bare_read(folder, nbytes))  # before and after: the disk may remember
             engine.close()
             print(*(f"{name} {found[name][-1]:.3f} s" for name in names[:4]), sep=", ", flush=True)
         plain, tiered = engine_of(None), engine_of(Path(made) / "none")

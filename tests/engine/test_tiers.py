@@ -169,14 +169,20 @@ def test_after_a_restart_the_prefix_is_warm_from_disk(folder: Path, tmp_path: Pa
             drain(engine)
 
 
-def test_one_token_is_always_computed(folder: Path, tmp_path: Path) -> None:
-    prompt = prefix(3, 64)
-    with engine_of(folder, ram_cache=1 << 20) as engine:
+@pytest.mark.parametrize("model", ["llama", "windows"])
+@pytest.mark.parametrize("length", [63, 64, 65])
+def test_one_token_is_always_computed(folder: Path, windowed: Path, model: str, length: int) -> None:
+    """Also of a prompt of whole blocks: the last of them is loaded, and used but for its last token."""
+    prompt = prefix(3, length)
+    with engine_of(folder if model == "llama" else windowed, ram_cache=1 << 20) as engine:
         expected = generate(engine, prompt)
         drain(engine)
         assert engine.reset_prefix_cache()
         assert generate(engine, prompt) == expected
-        assert engine.stats.source_tokens["ram"] == 48
+        assert engine.stats.source_tokens["ram"] == {63: 48, 64: 63, 65: 64}[length]
+        assert generate(engine, prompt) == expected  # from the pool: nothing is asked of anybody
+        assert engine.stats.source_tokens["pool"] == length - 1
+        assert engine.stats.tier_decisions == {"nothing": 2, "load": 1}
 
 
 def test_sources_add_up_to_the_prompt(folder: Path) -> None:
@@ -417,6 +423,11 @@ def test_arrivals_and_aborts_at_any_moment_leak_nothing(folder: Path, tmp_path: 
         ({"ram_cache": 1 << 50}, "--ram-cache"),
         ({"preemption": "swap"}, "add --ram-cache"),
         ({"preemption": "wait"}, "must be one of"),
+        ({"ram_cache": 1 << 20, "ram_eviction_policy": "random"}, "--ram-eviction-policy is 'random'; it must be one"),
+        (
+            {"disk_cache": "kv:8MiB", "disk_eviction_policy": "x"},
+            "--disk-eviction-policy is 'x'; it must be one of lru",
+        ),
         ({"cache_write_policy": "on-eviction"}, "add --ram-cache"),
         ({"cache_write_policy": "never"}, "must be one of"),
     ],

@@ -23,7 +23,7 @@ from anaphora.server.settings import ServerSettings, ServerState
 from server.conftest import CHAT_TEMPLATE
 from support.engines import make_engine
 from support.models import save_byte_tokenizer, save_tiny_model
-from support.remote import free_port, hangs, pretended_valkey, valkey
+from support.remote import free_port, hangs, mooncake, pretended_valkey, valkey, why_no_mooncake
 from support.servers import Served, running
 
 LENGTH = 600
@@ -122,16 +122,19 @@ class Process:
         text = httpx.get(f"{self.url}/metrics", trust_env=False).text
         return next((float(line.rpartition(" ")[2]) for line in text.splitlines() if line.startswith(name)), 0.0)
 
+    def wait_for(self, name: str, least: float) -> None:
+        end = time.monotonic() + 30
+        while self.metric(name) < least:
+            assert time.monotonic() < end
+            time.sleep(0.05)
+
 
 def test_kill_9_and_start_again_a_long_prefix_is_warm_from_disk(model: Path, tmp_path: Path) -> None:
     disk = ("--disk-cache", f"{tmp_path}:64MiB")
     with Process(model, *disk) as process:
         cold = complete(process.url)
         assert cold["explain"]["computed"]["tokens"] == LENGTH
-        end = time.monotonic() + 30
-        while process.metric('anaphora_tier_saved_total{tier="disk"}') < FULL // 16:
-            assert time.monotonic() < end
-            time.sleep(0.05)
+        process.wait_for('anaphora_tier_saved_total{tier="disk"}', FULL // 16)
         process.popen.send_signal(signal.SIGKILL)
         process.popen.wait(20)
     with Process(model, *disk) as process:
@@ -156,6 +159,29 @@ def test_two_servers_reuse_what_the_other_computed(serve: Serve) -> None:
             assert tokens(warm) == tokens(cold)
             assert warm["explain"]["remote"]["tokens"] == FULL, warm["explain"]
         assert stored(one)["anaphora_tier_corrupt_total{tier=remote}"] == 0
+
+
+@pytest.mark.skipif(bool(why_no_mooncake()), reason=why_no_mooncake())
+def test_two_processes_share_a_mooncake_store(model: Path, tmp_path: Path) -> None:
+    """Both ways. A machine that is too busy to answer in time costs a hit, so there are several prompts."""
+    with mooncake(tmp_path, 256 << 20) as store:
+        option = ("--remote-cache", f"mooncake://{store.address}?timeout=10")
+        with Process(model, *option) as one, Process(model, *option) as two:
+            for first, second in ((one, two), (two, one)):
+                reused = []
+                for seed in range(4):
+                    prompt = random.Random(f"{first.url} {seed}").choices(range(256), k=LENGTH)
+                    before = first.metric('anaphora_tier_saved_total{tier="remote"}')
+                    cold = complete(first.url, prompt=prompt)
+                    assert cold["explain"]["computed"]["tokens"] == LENGTH
+                    first.wait_for('anaphora_tier_saved_total{tier="remote"}', before + FULL // 16)
+                    warm = complete(second.url, prompt=prompt)
+                    assert tokens(warm) == tokens(cold)
+                    reused.append(warm["explain"]["remote"]["tokens"])
+                    if reused[-1] == FULL:
+                        break
+                assert reused[-1] == FULL, reused
+            assert not any(each.metric('anaphora_tier_corrupt_total{tier="remote"}') for each in (one, two))
 
 
 def test_the_explanation_and_the_metrics_say_the_same(serve: Serve) -> None:

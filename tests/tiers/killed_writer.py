@@ -29,7 +29,9 @@ from anaphora.tiers.store import BlockMeta, Outcome
 from support.stored_blocks import chain, payload, room
 
 THREADS = 2
-IN_FLIGHT = 4 * THREADS
+TOGETHER = 3
+"""Blocks of one save."""
+IN_FLIGHT = 4 * THREADS * TOGETHER
 """Blocks whose order of storing and acknowledging is open."""
 
 
@@ -49,10 +51,13 @@ def write(folder: Path, limit: int, first: int, pipe: int) -> None:
     tier, begun = DiskTier(folder, limit, LRU()), itertools.count()
 
     def store(start: int) -> None:
-        for number in range(start, 1 << 30, THREADS):
-            meta, turn = block(number), next(begun)
-            if tier.save([meta], [payload(meta, size_of(number))]) == [Outcome.OK]:
-                os.write(pipe, struct.pack("<II", turn, number))
+        for first in range(start, 1 << 30, THREADS * TOGETHER):
+            numbers = range(first, first + THREADS * TOGETHER, THREADS)
+            metas, turns = [block(number) for number in numbers], [next(begun) for _ in numbers]
+            outcomes = tier.save(metas, [payload(meta, size_of(n)) for meta, n in zip(metas, numbers, strict=True)])
+            for number, turn, outcome in zip(numbers, turns, outcomes, strict=True):
+                if outcome is Outcome.OK:
+                    os.write(pipe, struct.pack("<II", turn, number))
 
     for start in range(first, first + THREADS):
         threading.Thread(target=store, args=(start,)).start()
@@ -114,7 +119,7 @@ def main() -> None:
         fresh = killed(folder, limit, first, dice.uniform(0.0, 0.03), after_first=count % 2 == 0)
         first = max([first, *fresh]) + 2 * IN_FLIGHT
         acknowledged += fresh
-        found += wrongs(folder, limit, acknowledged[-60:])
+        found += wrongs(folder, limit, acknowledged[-120:])
     print(json.dumps({"rounds": rounds, "acknowledged": len(acknowledged), "wrong": found}))
 
 

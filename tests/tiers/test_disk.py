@@ -5,15 +5,18 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from anaphora.blocks.eviction import LRU
+from anaphora.blocks.eviction import LRU, POLICIES, make_policy
 from anaphora.errors import ConfigError
+from anaphora.tiers import places, segment
 from anaphora.tiers.disk import DiskTier
 from anaphora.tiers.memory import page_buffer
+from anaphora.tiers.places import CALL_BYTES
 from anaphora.tiers.segment import file_bytes, slot_bytes
 from anaphora.tiers.store import BlockMeta, Outcome
 from support.stored_blocks import OTHER_SPACE, SIZE, chain, key, payload, payloads, room
@@ -55,6 +58,89 @@ def test_page_aligned_memory_is_read_and_written_as_it_is(tmp_path: Path) -> Non
     tier = disk(tmp_path)
     assert tier.save([block], [memory]) == tier.load([block], [into]) == [Outcome.OK]
     assert into == payload(block)
+    tier.close()
+
+
+class Calls:
+    """Counts the system's calls that move blocks."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.counts = {"preadv": 0, "pwritev": 0}
+        for name in self.counts:
+            monkeypatch.setattr(segment, name, self._counted(name))
+
+    def _counted(self, name: str) -> Callable[..., int]:
+        real: Callable[..., int] = getattr(os, name)
+
+        def call(*arguments: object) -> int:
+            self.counts[name] += 1
+            return real(*arguments)
+
+        return call
+
+    def take(self) -> tuple[int, int]:
+        """(reads, writes) since the last time."""
+        taken = self.counts["preadv"], self.counts["pwritev"]
+        self.counts.update(preadv=0, pwritev=0)
+        return taken
+
+
+@pytest.mark.parametrize("size", [SIZE, SIZE + 100], ids=["whole pages", "not whole pages"])
+def test_neighbours_move_in_one_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    calls, tier, blocks, into = Calls(monkeypatch), disk(tmp_path), chain("a", 6), room(6, size)
+    assert tier.save(blocks, payloads(blocks, size)) == [Outcome.OK] * 6
+    assert calls.take() == (0, 1)
+    order = [4, 2, 5, 0, 3, 1]  # in whatever order they are asked for
+    assert tier.load([blocks[i] for i in order], [into[i] for i in order]) == [Outcome.OK] * 6
+    assert into == payloads(blocks, size)
+    assert calls.take() == (1, 0)
+    tier.discard([blocks[2].key])
+    assert tier.load(blocks, into) == [Outcome.OK] * 2 + [Outcome.MISS] + [Outcome.OK] * 3
+    assert calls.take() == (2, 0)
+    tier.close()
+
+
+def test_a_call_is_not_larger_than_it_may_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, size = Calls(monkeypatch), 3 * CALL_BYTES // 8
+    tier, blocks = disk(tmp_path, 64 * MIB), chain("a", 5)
+    assert tier.save(blocks, payloads(blocks, size)) == [Outcome.OK] * 5
+    assert tier.load(blocks, into := room(5, size)) == [Outcome.OK] * 5
+    assert into == payloads(blocks, size)
+    assert calls.take() == (3, 3)
+    tier.close()
+
+
+def test_what_takes_the_place_of_a_chain_lies_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chains are evicted from their end."""
+    limit = 16 + file_bytes(slot_bytes(16, SIZE), 6)
+    monkeypatch.setattr(places, "_USUAL_SEGMENT", limit)
+    monkeypatch.setattr(places, "_FEWEST_SEGMENTS", 1)
+    tier, old, new = disk(tmp_path, limit), chain("old", 6), chain("new", 6)
+    tier.save(old, payloads(old))
+    calls = Calls(monkeypatch)
+    assert tier.save(new, payloads(new)) == [Outcome.OK] * 6
+    assert tier.load(new, into := room(6)) == [Outcome.OK] * 6
+    assert into == payloads(new)
+    assert calls.take() == (1, 1)
+    tier.check_invariants()
+    tier.close()
+
+
+def test_a_save_of_more_than_there_is_room_for(tmp_path: Path) -> None:
+    """Of a chain the beginning stays, of blocks that have nothing to do with each other the last."""
+    limit = 16 + 4 * file_bytes(slot_bytes(16, SIZE), 1)
+    tier, blocks = disk(tmp_path, limit), chain("a", 6)
+    assert tier.save(blocks, payloads(blocks)) == [Outcome.OK] * 4 + [Outcome.DROPPED] * 2
+    tier.check_invariants()
+    apart = [chain(name, 1)[0] for name in range(6)]
+    assert tier.save(apart, payloads(apart)) == [Outcome.OK] * 6
+    assert tier.contains(keys(apart)) == [False] * 2 + [True] * 4
+    tier.check_invariants()
+    twice = [*apart[4:], *chain("b", 1), *chain("b", 1)]
+    assert tier.save(twice, payloads(twice)) == [Outcome.OK] * 4
+    assert tier.load(twice, into := room(4)) == [Outcome.OK] * 4
+    assert into == payloads(twice)
+    tier.check_invariants()
     tier.close()
 
 
@@ -109,6 +195,20 @@ def test_the_order_of_use_survives_a_restart(tmp_path: Path) -> None:
     tier.close()
 
 
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_every_policy_keeps_the_limit_over_restarts(tmp_path: Path, policy: str) -> None:
+    for start in range(0, 60, 20):
+        tier = DiskTier(tmp_path, 300_000, make_policy(policy))
+        for name in range(start, start + 20):
+            blocks = chain(name, 3)
+            assert tier.save(blocks, payloads(blocks)) == [Outcome.OK] * 3
+            assert tier.load(blocks, into := room(3)) == [Outcome.OK] * 3
+            assert into == payloads(blocks)
+            assert bytes_of(tmp_path) <= 300_000
+        tier.check_invariants()
+        tier.close()
+
+
 def test_another_models_blocks_live_beside_ours_and_take_their_place(tmp_path: Path) -> None:
     tier = disk(tmp_path, MIB)
     for name in range(40):
@@ -154,7 +254,8 @@ def test_a_clock_that_goes_back_changes_nothing(tmp_path: Path) -> None:
     times = iter([2e9, 1e9, 5.0, -3.0])
     tier = DiskTier(tmp_path, MIB, LRU(), wall_clock=lambda: next(times))
     blocks = [chain(name, 1)[0] for name in range(4)]
-    assert tier.save(blocks, payloads(blocks)) == [Outcome.OK] * 4
+    for block in blocks:
+        assert tier.save([block], payloads([block])) == [Outcome.OK]
     tier.close()
     tier = disk(tmp_path)
     assert tier.load(blocks, room(4)) == [Outcome.OK] * 4

@@ -27,20 +27,21 @@ def test_threads_save_load_and_discard_together(tmp_path: Path, kind: str) -> No
     wrong: list[str] = []
 
     def work(seed: int) -> None:
-        dice, (into,) = random.Random(seed), room(1)
+        dice, into = random.Random(seed), room(3)
         for _ in range(250):
-            block = dice.choice(NAMES)[dice.randrange(3)]
+            blocks = dice.choice(NAMES)[dice.randrange(3) :]
             action = dice.random()
             if action < 0.45:
-                tier.save([block], [payload(block)])
+                tier.save(blocks, [payload(block) for block in blocks])
             elif action < 0.9:
-                (outcome,) = tier.load([block], [into])
-                if outcome not in (Outcome.OK, Outcome.MISS) or (outcome is Outcome.OK and into != payload(block)):
-                    wrong.append(f"{outcome}")
+                outcomes = tier.load(blocks, into[: len(blocks)])
+                for block, outcome, view in zip(blocks, outcomes, into, strict=False):
+                    if outcome not in (Outcome.OK, Outcome.MISS) or (outcome is Outcome.OK and view != payload(block)):
+                        wrong.append(f"{outcome}")
             elif action < 0.95:
-                tier.used([block.key])
+                tier.used([block.key for block in blocks])
             else:
-                tier.discard([block.key])
+                tier.discard([blocks[0].key])
 
     threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
     for thread in threads:

@@ -113,7 +113,8 @@ def clear(directory: Path, older_than: int | None, model: str | None, as_json: b
     """Remove the blocks of DIRECTORY: all, or those that meet every condition. No server may use the folder."""
     _needs_xxhash()
     from anaphora.tiers import maintenance
-    from anaphora.tiers.segment import Record, Segment
+    from anaphora.tiers.record import Record
+    from anaphora.tiers.segment import Segment
 
     before = time.time() - older_than if older_than is not None else None
 

@@ -101,7 +101,13 @@ ENGINE_OPTIONS: Options[Any] = (
         help="What goes when the KV pool is full: hazard (ours), lru, lfu, slru, arc, s3-fifo or cost-aware.",
     ),
     click.option("--ram-cache", type=Bytes(), help="Keep blocks that leave the pool in so much RAM, for example 2GiB."),
+    click.option(
+        "--ram-eviction-policy", default="lru", show_default=True, help="What goes when the RAM cache is full."
+    ),
     click.option("--disk-cache", metavar="DIR:SIZE", help="Keep blocks on disk too, for example /var/cache/kv:20GiB."),
+    click.option(
+        "--disk-eviction-policy", default="lru", show_default=True, help="What goes when the disk cache is full."
+    ),
     click.option(
         "--remote-cache", metavar="URL", help="Share blocks with other servers: valkey://... or mooncake://..."
     ),

@@ -52,8 +52,10 @@ class UserConfig:
     eviction_policy: str = DEFAULT_POLICY
     ram_cache: int | None = None
     """Bytes of the tier in memory."""
+    ram_eviction_policy: str = "lru"
     disk_cache: str | None = None
     """DIR:SIZE"""
+    disk_eviction_policy: str = "lru"
     remote_cache: str | None = field(default=None, repr=False)
     """A URL; it may hold a password."""
     cache_write_policy: str = "write-through"
@@ -91,9 +93,11 @@ class EngineConfig:
     eviction_policy: str
     ram_cache: int
     """Bytes; 0: no such tier."""
+    ram_eviction_policy: str
     disk_cache: str
     """The folder; empty: no such tier."""
     disk_cache_bytes: int
+    disk_eviction_policy: str
     remote_cache: str = field(repr=False)
     """The URL, with its secrets; empty: no such tier."""
     cache_write_policy: CacheWritePolicy
@@ -224,8 +228,10 @@ def resolve(
         enable_prefix_caching=user.enable_prefix_caching,
         eviction_policy=user.eviction_policy,
         ram_cache=ram_cache,
+        ram_eviction_policy=user.ram_eviction_policy,
         disk_cache=disk_cache,
         disk_cache_bytes=disk_bytes,
+        disk_eviction_policy=user.disk_eviction_policy,
         remote_cache=user.remote_cache or "",
         cache_write_policy=write_policy,
         preemption=preemption,
@@ -242,8 +248,8 @@ def _positive(user: UserConfig) -> None:
     size = user.block_size
     if not 1 <= size <= 256 or size & (size - 1):
         raise ConfigError(f"--block-size is {size}; it must be a power of two from 1 to 256, for example 16")
-    if user.eviction_policy not in POLICIES:
-        raise ConfigError(f"--eviction-policy is {user.eviction_policy!r}; it must be one of {', '.join(POLICIES)}")
+    for name in ("eviction_policy", "ram_eviction_policy", "disk_eviction_policy"):
+        _one_of(f"--{name.replace('_', '-')}", getattr(user, name), list(POLICIES))
     if user.implementation not in ("auto", "compact", "transformers"):
         raise ConfigError(f"--implementation is {user.implementation!r}; it must be auto, compact or transformers")
 

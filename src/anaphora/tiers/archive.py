@@ -37,7 +37,8 @@ from anaphora.tiers.format import (
 )
 from anaphora.tiers.maintenance import read_all, survey
 from anaphora.tiers.memory import PAGE
-from anaphora.tiers.segment import RECORD_BYTES, CorruptSegment, Segment, slot_bytes
+from anaphora.tiers.record import RECORD_BYTES
+from anaphora.tiers.segment import CorruptSegment, Segment, slot_bytes
 from anaphora.tiers.store import BlockMeta, Outcome, Space, StoreError
 
 MAGIC = b"ANAKVEXP"

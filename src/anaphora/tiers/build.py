@@ -7,9 +7,8 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from anaphora.blocks.eviction import LRU, EvictionPolicy
+from anaphora.blocks.eviction import make_policy
 from anaphora.errors import ConfigError
 from anaphora.tiers.break_even import LoadSpeed
 from anaphora.tiers.directory import lock_bytes
@@ -41,6 +40,9 @@ class TierConfig:
     disk_bytes: int = 0
     remote_url: str | None = None
     write_policy: WritePolicy = WritePolicy.THROUGH
+    ram_policy: str = "lru"
+    """Which block goes first, by the names of blocks/eviction."""
+    disk_policy: str = "lru"
 
 
 def open_hierarchy(
@@ -49,13 +51,12 @@ def open_hierarchy(
     block_tokens: int,
     *,
     pool: memoryview | None = None,
-    eviction: Callable[[], EvictionPolicy[Any]] = LRU,
     on_ready: Callable[[], None] = lambda: None,
 ) -> Hierarchy:
     """The tiers of `config` for blocks of `block_bytes` bytes; `pool`: the memory they come from.
 
-    Raises ConfigError for a limit that holds no block, a folder in use and a URL nobody knows. A disk that cannot
-    be used is warned about and left out; a remote need not be up.
+    Raises ConfigError for a limit that holds no block, a folder in use, and a URL or policy nobody knows. A disk
+    that cannot be used is warned about and left out; a remote need not be up.
     """
     tiers: list[Tier] = []
     unavailable: dict[str, str] = {}
@@ -64,12 +65,13 @@ def open_hierarchy(
     with ExitStack() as opened:  # closes what was opened when a later tier cannot be
         ram: RamTier | None = None
         if config.ram_bytes is not None:
-            ram = RamTier(config.ram_bytes, block_bytes, eviction(), keeps_orphans=orphans)
+            ram = RamTier(config.ram_bytes, block_bytes, make_policy(config.ram_policy), keeps_orphans=orphans)
             tiers.append(Tier(ram, *_RAM, max_saves=max_saves))
         if config.disk_directory is not None:
             _check_disk_limit(config.disk_bytes, block_bytes, block_tokens)
             try:
-                disk = DiskTier(config.disk_directory, config.disk_bytes, eviction(), keeps_orphans=orphans)
+                policy = make_policy(config.disk_policy)
+                disk = DiskTier(config.disk_directory, config.disk_bytes, policy, keeps_orphans=orphans)
             except StoreError as error:
                 log.warning("%s. Going on without a disk cache", error)
                 unavailable[DiskTier.name] = str(error)

@@ -11,35 +11,36 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from operator import attrgetter
+from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
-from typing import NamedTuple
 
 from anaphora.blocks.eviction import EvictionPolicy
 from anaphora.errors import ConfigError
-from anaphora.tiers.directory import DirectoryLock, lock_bytes, next_path, open_segments
+from anaphora.tiers.directory import DirectoryLock, lock_bytes
 from anaphora.tiers.format import CorruptBlock
 from anaphora.tiers.memory import PAGE
+from anaphora.tiers.places import CALL_BYTES, DiskEntry, Place, Slots, order, runs
+from anaphora.tiers.record import FREE, pack_record
+from anaphora.tiers.recovery import recover
 from anaphora.tiers.residents import Entry, Residents
-from anaphora.tiers.segment import Segment, file_bytes, slot_bytes, slots_that_fit
+from anaphora.tiers.segment import Segment, file_bytes, slot_bytes
 from anaphora.tiers.stats import Counters
 from anaphora.tiers.store import BlockMeta, Outcome, StoreError, TierStats
 
 log = logging.getLogger(__name__)
-_USUAL_SEGMENT = 64 << 20
-_FEWEST_SEGMENTS, _MOST_SEGMENTS = 8, 64
-"""A limit is cut into about so many files: small enough to give one up for another model, few enough to keep open."""
 _REST_SECONDS = 30.0
 """How long nothing is written after the device refused a write."""
 
 
-class Place(NamedTuple):
-    segment: Segment
-    slot: int
+@dataclass(slots=True)
+class _Coming:
+    """Blocks of a save that have their slots: wiped, and nobody else's."""
 
-
-DiskEntry = Entry[Place]
+    indices: list[int] = field(default_factory=list)
+    places: list[Place] = field(default_factory=list)
+    parents: list[DiskEntry] = field(default_factory=list)
+    """Pinned until their children are here."""
 
 
 class DiskTier:
@@ -66,13 +67,17 @@ class DiskTier:
         self._wall_clock = wall_clock
         self._clock = clock
         self._residents: Residents[Place] = Residents(policy)
+        self._unnoted: dict[DiskEntry, None] = {}
+        """Used, and the tables do not say so yet."""
         self._counters = Counters(limit_bytes)
         self._lock = Lock()
         self._off, self._off_until = "", 0.0
-        self._segments: list[Segment] = []
+        self._slots = Slots(directory, limit_bytes)
         self._held = DirectoryLock(directory)
         try:
-            self._recover()
+            self._slots.segments, entries, removed = recover(directory, limit_bytes)
+            self._counters.removed(removed)
+            self._residents.restore(entries)
         except OSError as error:
             self.close()
             raise StoreError(f"{directory} cannot be used as a disk cache: {error.strerror}") from error
@@ -80,26 +85,39 @@ class DiskTier:
     @property
     def used_bytes(self) -> int:
         """Bytes of all files of the folder."""
-        return lock_bytes() + sum(segment.file_bytes for segment in self._segments)
+        return self._slots.used_bytes
 
     def contains(self, keys: Sequence[bytes]) -> list[bool]:
         return self._residents.contains(keys)
 
     def load(self, blocks: Sequence[BlockMeta], into: Sequence[memoryview]) -> list[Outcome]:
-        start = time.perf_counter()
-        reasons: list[str] = []
-        outcomes = [self._load(block, view, reasons) for block, view in zip(blocks, into, strict=True)]
+        start, reasons = time.perf_counter(), list[str]()
+        outcomes = [Outcome.MISS] * len(blocks)
+        found = self._find(blocks)
+        for run in runs([entry.place for _, entry in found]):
+            which = [i for i, _ in found[run]]
+            come = self._read(found[run][0][1].place, [blocks[i] for i in which], [into[i] for i in which], reasons)
+            for i, outcome in zip(which, come, strict=True):
+                outcomes[i] = outcome
+        with self._lock:
+            for i, entry in found:
+                if outcomes[i] is Outcome.OK:
+                    self._unnoted[entry] = None
+                else:
+                    self._forget(entry)
+                self._unpin(entry)
         if reasons:  # one line, however many there are
             log.warning("%d blocks of %s are removed: %s", len(reasons), self.directory, reasons[0])
         self._counters.loaded(outcomes, [view.nbytes for view in into], time.perf_counter() - start)
         return outcomes
 
     def save(self, blocks: Sequence[BlockMeta], data: Sequence[memoryview]) -> list[Outcome]:
-        start, written, outcomes = time.perf_counter(), 0, []
-        for block, view in zip(blocks, data, strict=True):
-            outcome, size = self._save(block, view)
-            outcomes.append(outcome)
-            written += size
+        start, written, done = time.perf_counter(), 0, 0
+        outcomes = [Outcome.DROPPED] * len(blocks)
+        while done < len(blocks):
+            coming, done = self._take_slots(blocks, data, done, outcomes)
+            written += self._write(coming, blocks, data, outcomes)
+        self._note_uses()
         self._counters.saved(outcomes, written, time.perf_counter() - start)
         return outcomes
 
@@ -110,15 +128,12 @@ class DiskTier:
                     self._forget(entry)
 
     def used(self, keys: Sequence[bytes]) -> None:
-        for key in keys:
-            with self._lock:
-                entry = self._residents.get(key)
-                if entry is None:
-                    continue
-                self._residents.touch(entry)
-                self._residents.pin(entry)
-            self._note_use(entry)
-            self._unpin(entry)
+        with self._lock:
+            for key in keys:
+                if (entry := self._residents.get(key)) is not None:
+                    self._residents.touch(entry)
+                    self._unnoted[entry] = None
+        self._note_uses()
 
     def stats(self) -> TierStats:
         off = self._off if self._clock() < self._off_until else ""
@@ -128,53 +143,65 @@ class DiskTier:
         """Raises BlockStateError when entries or slots are lost or counted twice. For a moment without readers."""
         with self._lock:
             self._residents.check_invariants()
-            free = sum(len(segment.free) for segment in self._segments)
-            slots = sum(segment.num_slots for segment in self._segments)
+            free = sum(len(segment.free) for segment in self._slots.segments)
+            slots = sum(segment.num_slots for segment in self._slots.segments)
             assert free + len(self._residents) == slots, "slots of the disk tier are lost"
             assert self.used_bytes <= self.limit_bytes, "the disk tier is larger than its limit"
 
     def close(self) -> None:
-        for segment in self._segments:
-            segment.close()
-        self._segments = []
+        self._note_uses()
+        self._slots.close()
         self._held.close()
 
     # Loading
 
-    def _load(self, block: BlockMeta, into: memoryview, reasons: list[str]) -> Outcome:
+    def _find(self, blocks: Sequence[BlockMeta]) -> list[tuple[int, DiskEntry]]:
+        """Those that are here, by their index, in the order of their places. State changes: used, and pinned."""
+        found = []
         with self._lock:
-            entry = self._residents.get(block.key)
-            if entry is None:
-                return Outcome.MISS
-            self._residents.pin(entry)
-            self._residents.touch(entry)
-        segment, slot = entry.place
-        outcome = Outcome.OK
-        try:
-            segment.read(slot, block, into)
-        except CorruptBlock as error:
-            outcome = Outcome.CORRUPT
-            reasons.append(f"{segment.path.name}, slot {slot}: {error}")
-        except OSError as error:
-            outcome = Outcome.FAILED
-            reasons.append(f"{segment.path.name}, slot {slot}: {error.strerror}")
-        if outcome is Outcome.OK:
-            self._note_use(entry)
-        else:
-            with self._lock:
-                self._forget(entry)
-        self._unpin(entry)
-        return outcome
+            for i, block in enumerate(blocks):
+                if (entry := self._residents.get(block.key)) is not None:
+                    self._residents.pin(entry)
+                    self._residents.touch(entry)
+                    found.append((i, entry))
+        return sorted(found, key=lambda each: order(each[1].place))
 
-    def _note_use(self, entry: DiskEntry) -> None:
-        """Let a pinned entry's age survive a restart. Not worth a miss when the device refuses."""
-        with suppress(OSError):
-            entry.place.segment.touch(entry.place.slot, entry.last_used)
+    def _read(
+        self, place: Place, blocks: Sequence[BlockMeta], into: Sequence[memoryview], reasons: list[str]
+    ) -> list[Outcome]:
+        """Neighbours from `place` on, in one call; one by one when that fails, so that a bad one costs only itself."""
+        segment, slot = place
+        try:
+            whole = segment.read(slot, blocks, into)
+        except (CorruptBlock, OSError) as error:
+            if len(blocks) > 1:
+                alone = [(Place(segment, slot + i), [blocks[i]], [into[i]]) for i in range(len(blocks))]
+                return [self._read(*each, reasons)[0] for each in alone]
+            why = error.strerror if isinstance(error, OSError) else error
+            reasons.append(f"{segment.path.name}, slot {slot}: {why}")
+            return [Outcome.FAILED if isinstance(error, OSError) else Outcome.CORRUPT]
+        for i, good in enumerate(whole, slot):
+            if not good:
+                reasons.append(f"{segment.path.name}, slot {i}: not the bytes that were stored, or of other tokens")
+        return [Outcome.OK if good else Outcome.CORRUPT for good in whole]
+
+    def _note_uses(self) -> None:
+        """Let the age of what was used survive a restart. Not between reads, which a write holds up."""
+        with self._lock:
+            entries = [entry for entry in self._unnoted if self._residents.get(entry.hash) is entry]
+            self._unnoted.clear()
+            for entry in entries:
+                self._residents.pin(entry)
+        for entry in entries:
+            with suppress(OSError):  # not worth a miss
+                entry.place.segment.touch(entry.place.slot, entry.last_used)
+        with self._lock:
+            for entry in entries:
+                self._unpin(entry)
 
     def _unpin(self, entry: DiskEntry) -> None:
-        with self._lock:
-            if self._residents.unpin(entry):
-                entry.place.segment.free.append(entry.place.slot)
+        if self._residents.unpin(entry):
+            entry.place.segment.free.append(entry.place.slot)
 
     def _forget(self, entry: DiskEntry) -> None:
         """Remove an entry for good. Its slot is free once nobody reads it."""
@@ -189,77 +216,110 @@ class DiskTier:
 
     # Saving
 
-    def _save(self, block: BlockMeta, data: memoryview) -> tuple[Outcome, int]:
-        if self._clock() < self._off_until:
-            return Outcome.DROPPED, 0
+    def _take_slots(
+        self, blocks: Sequence[BlockMeta], data: Sequence[memoryview], start: int, outcomes: list[Outcome]
+    ) -> tuple[_Coming, int]:
+        """Slots for equal blocks from `start` on, a call's worth at most; where to go on.
+
+        A block that finds no room waits until those before it are here: it may push one of them out.
+        """
+        coming = _Coming()
+        first, size = blocks[start], slot_bytes(blocks[start].num_tokens, data[start].nbytes)
+        keys = set()
         with self._lock:
-            if (known := self._residents.get(block.key)) is not None:
-                self._residents.touch(known)
-                return Outcome.OK, 0
-            try:
-                place = self._take_slot(block, slot_bytes(block.num_tokens, data.nbytes))
-            except OSError as error:
-                self._rest(error)
-                return Outcome.FAILED, 0
-        if place is None:
-            return Outcome.DROPPED, 0
+            for i in range(start, len(blocks)):
+                block = blocks[i]
+                alike = (
+                    size == slot_bytes(block.num_tokens, data[i].nbytes) and block.space.digest == first.space.digest
+                )
+                if not alike or (len(coming.places) + 1) * size > max(CALL_BYTES, size):
+                    return coming, i
+                if (known := self._residents.get(block.key)) is not None:
+                    self._residents.touch(known)
+                    outcomes[i] = Outcome.OK
+                    continue
+                if self._clock() < self._off_until:
+                    continue
+                try:
+                    place = self._take_slot(block, size, orphans=self._keeps_orphans or block.parent in keys)
+                except OSError as error:
+                    self._rest(error)
+                    outcomes[i] = Outcome.FAILED
+                    continue
+                if place is None and coming.places:
+                    return coming, i
+                if place is not None:
+                    keys.add(block.key)
+                    coming.places.append(place)
+                    coming.indices.append(i)
+                    if (parent := self._residents.get(block.parent)) is not None:
+                        self._residents.pin(parent)  # not to go before its child is here
+                        coming.parents.append(parent)
+        return coming, len(blocks)
+
+    def _write(
+        self, coming: _Coming, blocks: Sequence[BlockMeta], data: Sequence[memoryview], outcomes: list[Outcome]
+    ) -> int:
+        """Fill the slots, neighbours together, and commit them. Bytes written."""
+        written = 0
+        places = sorted(coming.places, key=order)  # whatever order slots became free in, chains lie in theirs
+        for run in runs(places):
+            which = coming.indices[run]
+            wanted, payloads = [blocks[i] for i in which], [data[i] for i in which]
+            outcome = Outcome.DROPPED
+            if self._clock() >= self._off_until:
+                outcome, size = self._write_run(places[run][0], wanted, payloads)
+                written += size
+            if outcome is not Outcome.OK:
+                with self._lock:
+                    places[run][0].segment.free.extend(place.slot for place in places[run])
+            for i in which:
+                outcomes[i] = outcome
+        with self._lock:
+            for parent in coming.parents:
+                self._unpin(parent)
+        return written
+
+    def _write_run(self, place: Place, blocks: Sequence[BlockMeta], data: Sequence[memoryview]) -> tuple[Outcome, int]:
         segment, slot = place
         try:
-            written = segment.write(slot, block, data)
-        except OSError as error:
-            self._rest(error)
+            written = segment.write(slot, blocks, data)
             with self._lock:
-                segment.free.append(slot)
-            return Outcome.FAILED, 0
-        with self._lock:
-            return self._commit(block, place, data.nbytes), written
-
-    def _commit(self, block: BlockMeta, place: Place, payload_bytes: int) -> Outcome:
-        segment, slot = place
-        if block.key in self._residents:  # another thread was faster
-            segment.free.append(slot)
-            return Outcome.OK
-        entry = Entry(block.key, block.parent, block.depth, place, self._residents.tick())
-        try:
-            now = int(self._wall_clock())
-            segment.commit(slot, block, payload_bytes, stored_at=now, last_used=entry.last_used)
+                self._commit(segment, slot, blocks, data)
         except OSError as error:
             self._rest(error)
-            segment.free.append(slot)
-            return Outcome.FAILED
-        self._residents.add(entry)
-        return Outcome.OK
+            return Outcome.FAILED, 0
+        return Outcome.OK, written
 
-    def _take_slot(self, block: BlockMeta, size: int) -> Place | None:
-        """A slot to write, its record wiped. None: there is none and none may be made. Raises OSError."""
-        while True:
-            for segment in self._segments:
-                if segment.free and segment.slot_size == size and segment.space.digest == block.space.digest:
-                    return Place(segment, segment.free.popleft())
-            if self._grow(block, size):
+    def _commit(self, segment: Segment, first: int, blocks: Sequence[BlockMeta], data: Sequence[memoryview]) -> None:
+        """Blocks that another thread stored meanwhile give their slots back. Raises OSError: nothing changed."""
+        now, records, entries, spare = int(self._wall_clock()), [], dict[bytes, DiskEntry](), []
+        for slot, (block, view) in enumerate(zip(blocks, data, strict=True), first):
+            if block.key in self._residents or block.key in entries:
+                spare.append(slot)
+                records.append(FREE)
                 continue
-            victim = self._residents.make_room(block, orphans=self._keeps_orphans)
+            used = self._residents.tick()
+            entries[block.key] = Entry(block.key, block.parent, block.depth, Place(segment, slot), used)
+            records.append(pack_record(slot, block, view.nbytes, stored_at=now, last_used=used))
+        segment.commit(first, records)
+        segment.free.extend(spare)
+        for entry in entries.values():
+            self._residents.add(entry)
+
+    def _take_slot(self, block: BlockMeta, size: int, *, orphans: bool) -> Place | None:
+        """A slot to write, its record wiped. None: there is none and none may be made. Raises OSError."""
+        while (place := self._slots.take(block.space, size)) is None:
+            victim = self._residents.make_room(block, orphans=orphans)
             if victim is None:
                 return None
             segment, slot = victim.place
-            segment.wipe(slot)
-            self._counters.evicted(1)
-            if segment.slot_size == size and segment.space.digest == block.space.digest:
-                return Place(segment, slot)
             segment.free.append(slot)
-            if not self._give_up(segment):
+            self._counters.evicted(1)
+            segment.wipe(slot)
+            if not segment.suits(block.space, size) and not self._give_up(segment):
                 return None
-
-    def _grow(self, block: BlockMeta, size: int) -> bool:
-        """Make a segment for such blocks. False: the limit leaves no room for one. Raises OSError."""
-        left = self.limit_bytes - self.used_bytes
-        part = min(self.limit_bytes // _FEWEST_SEGMENTS, _USUAL_SEGMENT)
-        wanted = max(self.limit_bytes // _MOST_SEGMENTS, part, file_bytes(size, 1))
-        count = slots_that_fit(size, min(left, wanted))
-        if count < 1:
-            return False
-        self._segments.append(Segment.create(next_path(self.directory, self._segments), block.space, size, count))
-        return True
+        return place
 
     def _give_up(self, segment: Segment) -> bool:
         """Drop a whole segment so that another kind of block gets its bytes. False while somebody reads it."""
@@ -269,8 +329,7 @@ class DiskTier:
         for entry in entries:
             self._residents.remove(entry)
         self._counters.evicted(len(entries))
-        self._segments.remove(segment)
-        segment.delete()
+        self._slots.delete(segment)
         return True
 
     def _rest(self, error: OSError) -> None:
@@ -278,48 +337,3 @@ class DiskTier:
         self._off = error.strerror or str(error)
         self._off_until = self._clock() + _REST_SECONDS
         log.warning("%s: %s; nothing is stored there for %.0f s", self.directory, self._off, _REST_SECONDS)
-
-    # Starting
-
-    def _recover(self) -> None:
-        self._segments, removed = open_segments(self.directory)
-        self._counters.removed(removed)
-        found: list[DiskEntry] = []
-        newest: dict[Segment, int] = {}
-        for segment in self._segments:
-            latest = 0
-            for slot, record in enumerate(segment.records()):
-                if record is None:
-                    segment.free.append(slot)
-                else:
-                    used = record.last_used
-                    found.append(Entry(record.key, record.parent, record.depth, Place(segment, slot), used))
-                    latest = max(latest, used)
-            newest[segment] = latest
-        dropped = self._shrink(newest)
-        found.sort(key=attrgetter("last_used"), reverse=True)
-        self._residents.clock = found[0].last_used if found else 0
-        for entry in found:
-            if entry.place.segment in dropped:
-                continue
-            if entry.hash in self._residents:  # the newest of two with one key stays
-                self._forget_double(entry)
-            else:
-                self._residents.add(entry)
-
-    def _shrink(self, newest: dict[Segment, int]) -> set[Segment]:
-        """Delete the segments used longest ago until the rest keeps the limit, which may be lower than last time."""
-        dropped: set[Segment] = set()
-        for segment in sorted(self._segments, key=lambda segment: newest[segment]):
-            if self.used_bytes <= self.limit_bytes:
-                break
-            self._segments.remove(segment)
-            segment.delete()
-            dropped.add(segment)
-        return dropped
-
-    @staticmethod
-    def _forget_double(entry: DiskEntry) -> None:
-        segment, slot = entry.place
-        segment.wipe(slot)
-        segment.free.append(slot)

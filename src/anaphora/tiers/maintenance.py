@@ -10,7 +10,8 @@ from pathlib import Path
 from anaphora.errors import ConfigError
 from anaphora.tiers.directory import DirectoryLock, segment_paths
 from anaphora.tiers.format import CorruptBlock, Header, check_payload, parse_header
-from anaphora.tiers.segment import CorruptSegment, Record, Segment
+from anaphora.tiers.record import Record
+from anaphora.tiers.segment import CorruptSegment, Segment
 from anaphora.tiers.store import StoreError
 
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import sys
 
 PAGE = 4096
 """Bytes; what direct I/O wants addresses, offsets and lengths to be multiples of."""
+_POPULATE_WRITE = 23
+"""Linux: MADV_POPULATE_WRITE, which the module mmap does not know."""
 _WORTH_LETTING_GO = 1 << 15
 """Bytes from which a copy is worth giving up the interpreter's lock for."""
 
@@ -29,6 +32,17 @@ def is_paged(view: memoryview) -> bool:
     if view.readonly or view.nbytes % PAGE or not view.nbytes:
         return False
     return _address(view) % PAGE == 0
+
+
+def populate(memory: memoryview) -> None:
+    """Have the system find pages for writable memory now, so that no read waits for them. Keeps what is there.
+
+    Does nothing where the system cannot (Linux before 5.14, and others). The interpreter's lock is let go meanwhile.
+    """
+    start = round_up(_address(memory)) if memory.nbytes else 0
+    size = (_address(memory) + memory.nbytes - start) // PAGE * PAGE if memory.nbytes else 0
+    if size > 0 and sys.platform == "linux":
+        ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(size), _POPULATE_WRITE)
 
 
 def copy(into: memoryview, data: memoryview) -> None:

@@ -131,9 +131,7 @@ class RamTier:
         """
         taken: list[tuple[RamEntry, memoryview]] = []
         with self._lock:
-            while len(self._free) + len(taken) < free and (entry := self._residents.pop()) is not None:
-                self._residents.add(entry)
-                self._residents.pin(entry)
+            while len(self._free) + len(taken) < free and (entry := self._residents.dismiss()) is not None:
                 taken.append((entry, self._slot(entry.place[0])))
         return taken
 

@@ -21,7 +21,7 @@ P = TypeVar("P")
 class Entry(Generic[P]):
     """One block of a tier; `place` is the tier's own. What policies see of it: hash, depth, last_used."""
 
-    __slots__ = ("depth", "hash", "last_used", "parent", "pins", "place")
+    __slots__ = ("depth", "hash", "last_used", "leaving", "parent", "pins", "place")
 
     def __init__(self, key: BlockHash, parent: BlockHash, depth: int, place: P, last_used: int) -> None:
         self.hash = key
@@ -30,6 +30,8 @@ class Entry(Generic[P]):
         self.place = place
         self.last_used = last_used
         self.pins = 0
+        self.leaving = False
+        """Its policy has given it up; it can be found until it is removed."""
 
 
 class Residents(Generic[P]):
@@ -71,11 +73,25 @@ class Residents(Generic[P]):
         children = self._children.get(entry.parent, 0)
         self._children[entry.parent] = children + 1
         parent = self._entries.get(entry.parent)
+        if parent is not None and parent.leaving:
+            parent = None
         if not children and parent is not None and not parent.pins:
             self._policy.remove(parent)
         self._policy.insert(entry, parent)
         if self._may_go(entry):
             self._policy.add(entry)
+
+    def restore(self, entries: Sequence[Entry[P]]) -> None:
+        """Take in what another process left, all different, used longest ago first, into an empty tier."""
+        here, children, policy = self._entries, self._children, self._policy
+        for entry in entries:
+            policy.insert(entry, here.get(entry.parent))
+            here[entry.hash] = entry
+            children[entry.parent] = children.get(entry.parent, 0) + 1
+        for entry in entries:
+            if entry.hash not in children:
+                policy.add(entry)
+        self.clock = entries[-1].last_used if entries else 0
 
     def remove(self, entry: Entry[P]) -> None:
         """Forget an entry, pinned or not; an entry that is no longer here stays so."""
@@ -83,7 +99,8 @@ class Residents(Generic[P]):
             return
         if self._may_go(entry):
             self._policy.remove(entry)
-        self._policy.forget(entry)
+        if not entry.leaving:
+            self._policy.forget(entry)
         self._forget(entry)
 
     def touch(self, entry: Entry[P]) -> None:
@@ -92,7 +109,8 @@ class Residents(Generic[P]):
         if candidate:
             self._policy.remove(entry)
         entry.last_used = self.tick()
-        self._policy.hit(entry)
+        if not entry.leaving:
+            self._policy.hit(entry)
         if candidate:
             self._policy.add(entry)
 
@@ -116,6 +134,15 @@ class Residents(Generic[P]):
             return None
         entry = self._policy.pop()
         self._forget(entry)
+        return entry
+
+    def dismiss(self) -> Entry[P] | None:
+        """Pin the entry that goes first; None when none may go. It is here until `remove`, which must follow."""
+        if not len(self._policy):
+            return None
+        entry = self._policy.pop()
+        entry.leaving = True
+        entry.pins += 1
         return entry
 
     def make_room(self, block: BlockMeta, *, orphans: bool) -> Entry[P] | None:
@@ -143,7 +170,7 @@ class Residents(Generic[P]):
             raise BlockStateError(f"{free} entries of a tier may go, its policy knows {len(self._policy)}")
 
     def _may_go(self, entry: Entry[P]) -> bool:
-        return not entry.pins and entry.hash not in self._children
+        return not entry.pins and not entry.leaving and entry.hash not in self._children
 
     def _forget(self, entry: Entry[P]) -> None:
         del self._entries[entry.hash]

@@ -12,6 +12,7 @@ A block is committed by its record, which is written after its slot and wiped be
 process that dies in between leaves a free slot. Nothing is synced, because a killed process loses nothing that it
 wrote; after a power failure what did not reach the disk fails its checksum and is a miss.
 Slots go around the page cache where the file system can (they would only be there twice); records go through it.
+Neighbouring slots are written and read in one call, and their records are.
 """
 
 from __future__ import annotations
@@ -22,49 +23,28 @@ import os
 import struct
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from os import posix_fallocate, pread, preadv, pwrite, pwritev
 from pathlib import Path
 from typing import NamedTuple
 
-from xxhash import xxh3_64_intdigest, xxh3_128_digest
+from xxhash import xxh3_128_digest
 
 from anaphora.errors import AnaphoraError
 from anaphora.tiers.format import CorruptBlock, header_bytes, pack_header
 from anaphora.tiers.memory import PAGE, copy, is_paged, page_buffer, round_up
+from anaphora.tiers.record import FREE, LAST_USED_AT, RECORD_BYTES, Record, parse_records
 from anaphora.tiers.store import BlockMeta, Space
-from anaphora.types import BlockHash
 
 MAGIC = b"ANAKVSEG"
 VERSION = 1
 _SUPERBLOCK = struct.Struct("<8sII16s")  # magic, version, length of the JSON, checksum of the JSON
-_RECORD = struct.Struct("<16s16sIIIHHQQ")
-RECORD_BYTES = _RECORD.size
-_CHECKED = 48
-_FREE = bytes(RECORD_BYTES)
-_LAST_USED_AT = 56
-_SANE_CLOCK = 1 << 62
-_LAST_SECOND = (1 << 32) - 1
 _MODEL_CHARS = 200
 """Of a model's name are kept: the superblock is one page."""
 
 
 class CorruptSegment(AnaphoraError):
     """The file is no segment of this version; the message says why."""
-
-
-class Record(NamedTuple):
-    """What the table says about one slot."""
-
-    slot: int
-    key: BlockHash
-    parent: BlockHash
-    stored_at: int
-    """Seconds since 1970 by the clock of then; no order of entries depends on it."""
-    payload_bytes: int
-    depth: int
-    num_tokens: int
-    last_used: int
 
 
 def slot_bytes(num_tokens: int, payload_bytes: int) -> int:
@@ -102,6 +82,15 @@ class _Scratch(threading.local):
 
 
 _scratch = _Scratch()
+
+
+class _Frame(NamedTuple):
+    """One slot's part of a transfer."""
+
+    header: memoryview
+    payload: memoryview
+    parts: tuple[memoryview, ...]
+    """Both and what fills them up, in the slot's order."""
 
 
 class Segment:
@@ -168,57 +157,61 @@ class Segment:
                 raise
         return segment
 
+    def suits(self, space: Space, slot_size: int) -> bool:
+        """Whether its slots are for such blocks."""
+        return self.slot_size == slot_size and self.space.digest == space.digest
+
     def records(self) -> Iterator[Record | None]:
         """What each slot holds, in order; None: nothing, or a record that was not written whole."""
         raw = pread(self._table, self.num_slots * RECORD_BYTES, PAGE)
-        raw += bytes(self.num_slots * RECORD_BYTES - len(raw))
-        for slot in range(self.num_slots):
-            yield _parse_record(raw[slot * RECORD_BYTES : (slot + 1) * RECORD_BYTES], slot)
+        return parse_records(raw.ljust(self.num_slots * RECORD_BYTES, b"\0"))
 
     def record(self, slot: int) -> Record | None:
         """The record of one slot as it is now."""
         raw = pread(self._table, RECORD_BYTES, PAGE + slot * RECORD_BYTES)
-        return _parse_record(raw.ljust(RECORD_BYTES, b"\0"), slot)
+        return next(parse_records(raw.ljust(RECORD_BYTES, b"\0"), slot))
 
     def wipe(self, slot: int) -> None:
         """The slot holds nothing from now on; before it is written again, and when its block is forgotten."""
-        self._write_record(slot, 0, _FREE)
+        self._write_table(slot, 0, FREE)
 
-    def commit(self, slot: int, meta: BlockMeta, payload_bytes: int, *, stored_at: int, last_used: int) -> None:
-        """The slot, written before, holds this block from now on, whatever happens to the process."""
-        then = min(max(0, stored_at), _LAST_SECOND)
-        head = _RECORD.pack(meta.key, meta.parent, then, payload_bytes, meta.depth, meta.num_tokens, 0, 0, last_used)
-        check = xxh3_64_intdigest(head[:_CHECKED], slot).to_bytes(8, "little")
-        self._write_record(slot, 0, head[:_CHECKED] + check + head[_LAST_USED_AT:])
+    def commit(self, slot: int, records: Sequence[bytes]) -> None:
+        """The slots from `slot` on, written before, hold these blocks from now on, whatever happens to the process."""
+        self._write_table(slot, 0, b"".join(records))
 
     def touch(self, slot: int, last_used: int) -> None:
         """Remember over a restart when the block was used."""
-        self._write_record(slot, _LAST_USED_AT, last_used.to_bytes(8, "little"))
+        self._write_table(slot, LAST_USED_AT, last_used.to_bytes(8, "little"))
 
-    def write(self, slot: int, meta: BlockMeta, payload: memoryview) -> int:
-        """Fill a slot; not yet a block of the file until `commit`. Bytes written."""
-        header = pack_header(meta, payload)
-        front = round_up(len(header))
-        parts = self._parts(front, payload, _scratch)
-        parts[0][: len(header)] = header
-        if len(parts) == 1:
-            copy(parts[0][front : front + payload.nbytes], payload)
-        size = sum(part.nbytes for part in parts)
+    def write(self, slot: int, blocks: Sequence[BlockMeta], payloads: Sequence[memoryview]) -> int:
+        """Fill the slots from `slot` on; not yet blocks of the file until `commit`. Bytes written."""
+        frames = self._frames(blocks, payloads)
+        for block, payload, frame in zip(blocks, payloads, frames, strict=True):
+            header = pack_header(block, payload)
+            frame.header[: len(header)] = header
+            if frame.payload is not payload:
+                copy(frame.payload, payload)
+        size = len(blocks) * self.slot_size
+        parts = [part for frame in frames for part in frame.parts]
         _check_whole(pwritev(self._data, parts, self._offset(slot)), size)
         return size
 
-    def read(self, slot: int, meta: BlockMeta, into: memoryview) -> None:
-        """Read and verify one block. Raises CorruptBlock unless it is that very one, whole."""
-        front = round_up(header_bytes(meta.num_tokens))
-        parts = self._parts(front, into, _scratch)
-        size = sum(part.nbytes for part in parts)
-        if size > self.slot_size or preadv(self._data, parts, self._offset(slot)) != size:
+    def read(self, slot: int, blocks: Sequence[BlockMeta], into: Sequence[memoryview]) -> list[bool]:
+        """Read the slots from `slot` on; whether each holds that very block, whole.
+
+        Raises CorruptBlock when the file ends before them, or a block does not fill a slot.
+        """
+        frames = self._frames(blocks, into)
+        parts = [part for frame in frames for part in frame.parts]
+        if preadv(self._data, parts, self._offset(slot)) != len(blocks) * self.slot_size:
             raise CorruptBlock("the file ends inside the block")
-        if len(parts) == 1:
-            copy(into, parts[0][front : front + into.nbytes])
-        expected = pack_header(meta, into)
-        if parts[0][: len(expected)] != expected:
-            raise CorruptBlock("not the bytes that were stored, or not those of these tokens")
+        verdicts = []
+        for block, view, frame in zip(blocks, into, frames, strict=True):
+            if frame.payload is not view:
+                copy(view, frame.payload)
+            expected = pack_header(block, view)
+            verdicts.append(frame.header[: len(expected)] == expected)
+        return verdicts
 
     def read_raw(self, record: Record) -> tuple[memoryview, memoryview]:
         """(header, payload) of a slot, unverified; good until this thread reads again. Raises CorruptBlock."""
@@ -244,24 +237,27 @@ class Segment:
     def _offset(self, slot: int) -> int:
         return self._data_start + slot * self.slot_size
 
-    @staticmethod
-    def _parts(front: int, payload: memoryview, scratch: _Scratch) -> list[memoryview]:
-        """Memory for one transfer: header page and payload itself, or one scratch area when that lies badly."""
-        if is_paged(payload):
-            return [scratch.take(front), payload]
-        return [scratch.take(front + round_up(payload.nbytes))]
+    def _frames(self, blocks: Sequence[BlockMeta], payloads: Sequence[memoryview]) -> list[_Frame]:
+        """Memory for one transfer of neighbouring slots; of payloads that lie badly, the thread's own."""
+        fronts = [round_up(header_bytes(block.num_tokens)) for block in blocks]
+        direct = [is_paged(payload) for payload in payloads]
+        memory = _scratch.take(sum(f if paged else self.slot_size for f, paged in zip(fronts, direct, strict=True)))
+        frames, at = [], 0
+        for front, payload, paged in zip(fronts, payloads, direct, strict=True):
+            if front + round_up(payload.nbytes) != self.slot_size:
+                raise CorruptBlock("the block is not of the length that was stored")
+            header = memory[at : at + front]
+            if paged:
+                frames.append(_Frame(header, payload, (header, payload)))
+                at += front
+            else:
+                whole = memory[at : at + self.slot_size]
+                frames.append(_Frame(header, whole[front : front + payload.nbytes], (whole,)))
+                at += self.slot_size
+        return frames
 
-    def _write_record(self, slot: int, at: int, raw: bytes) -> None:
+    def _write_table(self, slot: int, at: int, raw: bytes) -> None:
         _check_whole(pwrite(self._table, raw, PAGE + slot * RECORD_BYTES + at), len(raw))
-
-
-def _parse_record(raw: bytes, slot: int) -> Record | None:
-    key, parent, stored_at, payload, depth, count, _, check, last_used = _RECORD.unpack(raw)
-    if not check or xxh3_64_intdigest(raw[:_CHECKED], slot) != check:
-        return None
-    # The last use is not under the checksum: it changes with every hit, and only orders the entries.
-    used = last_used if last_used < _SANE_CLOCK else 0
-    return Record(slot, BlockHash(key), BlockHash(parent), stored_at, payload, depth, count, used)
 
 
 def _open_direct(path: Path, flags: int) -> int:

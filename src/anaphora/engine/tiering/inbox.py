@@ -105,6 +105,8 @@ class Inbox:
         """Ask about a request's blocks that the pool has not."""
         match = self._cache.match_prefix(request.tokens, request.chain, len(request.tokens) - 1)
         self._asks[request.request_id] = entry = Ask(request, resumed=False, at_once=False)
+        if match.num_tokens == len(request.tokens) - 1:
+            return
         start = match.num_tokens // self._cache.block_size
         self._ask(entry, start)
         computing = self._prefill.speed().seconds(start * self._cache.block_size, len(request.tokens))
@@ -129,6 +131,10 @@ class Inbox:
             return False
         entry.offered = True
         size, partly = self._cache.block_size, match.num_tokens
+        if partly == len(request.tokens) - 1:
+            self.decisions["nothing"] += 1
+            entry.decided = True
+            return False
         if partly % size:
             match = self._cache.match_prefix(request.tokens, request.chain, partly // size * size)
         start = len(match.nodes)
@@ -181,10 +187,10 @@ class Inbox:
     # Asking
 
     def _ask(self, entry: Ask, start: int) -> None:
-        """About whole blocks from depth `start` on; the last token is always computed."""
+        """About whole blocks from depth `start` on; of the last one, all tokens but the last can be used."""
         request = entry.request
         request.chain.extend(request.tokens)
-        stop = (len(request.tokens) - 1) // self._cache.block_size
+        stop = len(request.tokens) // self._cache.block_size
         entry.found = ask(self._hierarchy, self._cache.windows, request.chain, start, max(start, stop))
 
     def _worth_loading(self, entry: Ask, start: int, partly: int) -> int:

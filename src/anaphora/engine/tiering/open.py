@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from pathlib import Path
+from threading import Thread
 
 from anaphora.blocks.hashing import Namespace
 from anaphora.blocks.manager import KVCacheManager
@@ -12,9 +13,13 @@ from anaphora.engine.config import EngineConfig
 from anaphora.engine.tiering.blocks import PoolBlocks
 from anaphora.engine.tiering.kv_tiers import Bell, KVTiers
 from anaphora.tiers.build import TierConfig, open_hierarchy
+from anaphora.tiers.memory import populate
 from anaphora.tiers.saving import WritePolicy
 from anaphora.tiers.store import Space
 
+_AT_START = 512 << 20
+"""Bytes of the pool that are taken from the system at the start: loads into untouched memory take up to four times as
+long."""
 _CODEC_BYTES = 32
 """What the tiers' headers have room for."""
 
@@ -29,8 +34,10 @@ def open_tiers(config: EngineConfig, namespace: Namespace, memory: memoryview) -
     hierarchy = open_hierarchy(
         TierConfig(
             ram_bytes=config.ram_cache or None,
+            ram_policy=config.ram_eviction_policy,
             disk_directory=Path(config.disk_cache) if config.disk_cache else None,
             disk_bytes=config.disk_cache_bytes,
+            disk_policy=config.disk_eviction_policy,
             remote_url=config.remote_cache or None,
             write_policy=policy,
         ),
@@ -39,6 +46,9 @@ def open_tiers(config: EngineConfig, namespace: Namespace, memory: memoryview) -
         pool=memory,
         on_ready=bell.ring,
     )
+    longest = -(-config.max_model_len // config.block_size) * config.block_bytes
+    ready = memory[: min(longest, _AT_START)]  # the pool hands its blocks out in order
+    Thread(target=populate, args=(ready,), name="pool-memory", daemon=True).start()
     blocks = PoolBlocks(memory, config.block_bytes, space_of(namespace, config.model_name))
 
     def attach(cache: KVCacheManager) -> KVTiers:
