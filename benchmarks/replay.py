@@ -1,23 +1,28 @@
 """Hit rates of every eviction policy, and what a replay costs (compare within one run, not across).
 
-    python benchmarks/replay.py [--trace FILE] [--requests N] [--out FILE.json]
+    python benchmarks/replay.py [--trace FILE] [--requests N] [--parts trace,made-up,speed] [--out FILE.json]
 
 Tables: policies x pool sizes x traces (a Mooncake trace, whole and in halves, and the made-up ones), with the
-optimum of perfect foresight. Speeds, in CPU seconds, best of three: the LRU curve and libcachesim's LRU (where it is
-installed) over the same block references; the pool under every policy; a policy's own bookkeeping per block touched.
+optimum of perfect foresight, and LRU that is told of every block whether it is used again, but not when. Speeds, in CPU
+seconds, best of three: the LRU curve and libcachesim's LRU (where it is installed) over the same block references; the
+pool under every policy; the whole command at one size; a policy's own bookkeeping per block touched.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import resource
+import subprocess
+import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from anaphora.blocks.eviction import POLICIES, EvictionPolicy, make_policy
+from anaphora.blocks.eviction import POLICIES, EvictionPolicy, PriorityPolicy, make_policy
 from anaphora.blocks.pool import Block
 from anaphora.replay.lru_curve import LRUCurve, lru_curve
 from anaphora.replay.optimum import next_uses, optimum
@@ -77,14 +82,37 @@ class Recorder(EvictionPolicy[Block]):
         return len(self._policy)
 
 
+class Told(PriorityPolicy[Block]):
+    """LRU that is told which blocks are ever used again: those that are not go first."""
+
+    def __init__(self, prompts: Sequence[Sequence[BlockHash]]) -> None:
+        super().__init__()
+        self._left = Counter(name for names in prompts for name in names)
+        """Uses that are still to come."""
+
+    def insert(self, entry: Block, parent: Block | None) -> None:
+        self.hit(entry)
+
+    def hit(self, entry: Block) -> None:
+        self._left[entry.hash] -= 1
+
+    def priority(self, entry: Block) -> tuple[float, ...]:
+        return self._left[entry.hash] > 0, entry.last_used
+
+
 def main() -> None:
     args = _arguments()
     result: dict[str, Any] = {"hit_rates": {}}
-    for name, trace in _traces(args.trace, args.requests).items():
-        sizes = SIZES if name.startswith("trace") else SMALL_SIZES
-        result["hit_rates"][name] = _hit_rates(name, trace, sizes)
-    name, trace = next(iter(_traces(args.trace, args.requests).items()))
-    result["speed"] = _speeds(name, trace)
+    traces = _traces(args.trace, args.requests)
+    for name, trace in traces.items():
+        real = name.startswith("trace")
+        if ("trace" if real else "made-up") in args.parts:
+            result["hit_rates"][name] = _hit_rates(name, trace, SIZES if real else SMALL_SIZES)
+    if "speed" in args.parts:
+        name, trace = next(iter(traces.items()))
+        result["speed"] = _speeds(name, trace)
+        if args.trace is not None:
+            result["command_seconds"] = _command(args.trace)
     if args.out:
         args.out.write_text(json.dumps(result, indent=2))
 
@@ -110,13 +138,13 @@ def _hit_rates(name: str, trace: Trace, sizes: Sequence[int]) -> dict[str, dict[
     print(f"\n{name}: {curve.blocks} block references, ceiling {_percent(curve.ceiling[0], curve):.2f}")
     print("".join(f"{text!s:>11}" for text in ("blocks", *shown)))
     rows: dict[str, dict[int, float]] = {}
-    for policy in (*POLICIES, "optimum"):
+    for policy in (*POLICIES, "told who", "optimum"):
         rows[policy] = {}
         for size in shown:
             if policy == "optimum":
                 hits = optimum(prompts, size, uses)
             else:
-                cache = PoolReplay(size, make_policy(policy))
+                cache = PoolReplay(size, Told(names) if policy == "told who" else make_policy(policy))
                 hits = sum(cache.request(blocks)[0] for blocks in names)
             rows[policy][size] = round(_percent(hits, curve), 2)
         print(f"{policy:>11}" + "".join(f"{rate:>11.2f}" for rate in rows[policy].values()), flush=True)
@@ -154,6 +182,22 @@ def _speeds(name: str, trace: Trace, size: int = 5000) -> dict[str, float]:
         speeds[f"bookkeeping, {policy}"] = micros
         print(f"{policy:>26} {micros:8.2f}")
     return speeds
+
+
+def _command(path: Path, size: int = 5000, rounds: int = 3) -> dict[str, float]:
+    """CPU seconds of `anaphora replay` at one size, start and reading included."""
+    found = {}
+    for policy in ("lru", "hazard"):
+        command = [sys.executable, "-m", "anaphora", "replay", str(path), "--bounded", "--sizes", str(size)]
+        times = []
+        for _ in range(rounds):
+            before = resource.getrusage(resource.RUSAGE_CHILDREN)
+            subprocess.run([*command, "--policy", policy, "--jobs", "1"], check=True, capture_output=True)
+            after = resource.getrusage(resource.RUSAGE_CHILDREN)
+            times.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+        found[policy] = min(times)
+        print(f"anaphora replay --bounded --sizes {size} --policy {policy}: {found[policy]:.2f} CPU seconds")
+    return found
 
 
 def _bookkeep(name: str, recorder: Recorder) -> None:
@@ -209,6 +253,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("--trace", type=Path, help="Mooncake JSONL")
     parser.add_argument("--requests", type=int, default=6000, help="of every made-up trace")
+    parser.add_argument("--parts", type=lambda text: text.split(","), default=["trace", "made-up", "speed"])
     parser.add_argument("--out", type=Path, help="also as JSON")
     return parser.parse_args()
 

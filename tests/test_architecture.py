@@ -24,7 +24,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "storage": ROOT | {"geometry"},
     "tiers": ROOT | {"blocks.eviction"},
     "engine": ROOT | {"native", "geometry", "blocks", "storage", "tiers", "explain"},
-    "server": ROOT | {"engine", "explain", "replay.request_log"},
+    "server": ROOT | {"engine", "explain"},
     "probes": ROOT | {"explain.difference"},
     "replay": ROOT | {"blocks", "tiers", "geometry", "explain"},
 }

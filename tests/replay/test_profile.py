@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from anaphora.replay.profile import SharedPrefix, TraceProfile, profile
+from anaphora.replay.profile import SharedPrefix, TraceProfile
 from anaphora.replay.synthetic import GENERATORS
 
 
@@ -41,6 +41,8 @@ def test_a_trace_at_one_instant() -> None:
 
 
 def test_of_a_stream() -> None:
-    result = profile(GENERATORS["chat"](300, 1))
+    result = TraceProfile()
+    for request in GENERATORS["chat"](300, 1):
+        result.request(request.blocks(512), request.arrival)
     assert sum(uses for uses, _ in result.by_depth.values()) == result.blocks
     assert sum(again for _, again in result.by_depth.values()) == result.blocks - result.unique_blocks

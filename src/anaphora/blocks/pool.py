@@ -58,8 +58,7 @@ class BlockPool:
     """`num_blocks` blocks, their states, and the index of those that can be found.
 
     closed[g] says whether prefix closure holds in cache group g (full attention). `max_pinned` blocks may be
-    pinned at a time; `clock` gives the seconds that pins are measured in. `on_evict` hears of every block that is
-    evicted while it can still be read, together with what it is indexed as.
+    pinned at a time; `clock` gives the seconds that pins are measured in.
     """
 
     def __init__(
@@ -69,7 +68,6 @@ class BlockPool:
         policy: EvictionPolicy[Block],
         max_pinned: int = 0,
         clock: Callable[[], float] = monotonic,
-        on_evict: Callable[[Block], object] | None = None,
     ) -> None:
         self.prefixes = PrefixIndex(len(closed))
         self.num_active = 0
@@ -79,7 +77,8 @@ class BlockPool:
         self._closed = tuple(closed)
         self._policy = policy
         self._pins: Pins[Block] = Pins(max_pinned, clock)
-        self.evict_listeners = [on_evict] if on_evict is not None else []
+        self.evict_listeners: list[Callable[[Block], object]] = []
+        """Hear of every block that is evicted while it can still be read, together with what it is indexed as."""
         self._blocks = [Block(BlockId(i)) for i in range(num_blocks)]
         self._free = [block.id for block in reversed(self._blocks)]
         self._clock = 0
@@ -112,8 +111,10 @@ class BlockPool:
         """
         if count > len(self._free) + self.num_cached:
             raise self.out_of_blocks(count)
-        while len(self._free) < count:
-            self._evict_one(count)
+        if len(self._free) < count:
+            self._let_expired_go()
+            while len(self._free) < count:
+                self._evict_one(count)
         taken = [self._free.pop() for _ in range(count)]
         for block_id in taken:
             self._blocks[block_id].ref_cnt = 1
@@ -262,7 +263,6 @@ class BlockPool:
 
     def _evict_one(self, wanted: int) -> None:
         """Raises OutOfBlocks when no cached block may go."""
-        self._let_expired_go()
         if len(self._policy):
             block = self._policy.pop()
         elif self._pins.num_candidates:

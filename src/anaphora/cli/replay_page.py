@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from anaphora.cli.replay_text import Grid, facts, headline, reuse_tables, sizes_table, tiers_table, warnings
+from anaphora.cli.replay_tables import Grid, reuse_tables, sizes_table, tiers_table
+from anaphora.cli.replay_text import facts, headline, warnings
 from anaphora.probes.html import Html, Section, bullets, page, paragraph, table
 from anaphora.probes.plots import Mark, Series, plot
 

@@ -174,12 +174,12 @@ def _request_log(
         raise ConfigError(
             f"--request-log-max-bytes {max_bytes} is too little for a file; give {_SMALLEST_LOG} or more, or 256MiB"
         )
+    from anaphora.replay.outcomes import log_outcome
     from anaphora.replay.request_log import RequestLogWriter
-    from anaphora.server.request_log import log_to
 
     writer = RequestLogWriter(path, max_bytes, block_size=prepared.config.block_size, model=model)
     cleanup.callback(writer.close)
-    return partial(log_to, writer)
+    return partial(log_outcome, writer)
 
 
 def _print_allotment(prepared: Prepared, measured: QualityFile | None) -> None:

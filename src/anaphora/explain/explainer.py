@@ -153,9 +153,8 @@ class Explainer:
             if not gone:  # it is there, and what must go with it is not: a window's blocks, or room for a copy
                 return Miss(Cause.BELOW_GRANULARITY, at, missed, known_tokens=depth * size - at)
         if gone:
-            if missed <= size and prompt.reused.keys() - {
-                "pool"
-            }:  # a tier brings whole blocks, and one token must be left
+            if missed <= size and prompt.reused.keys() - {"pool"}:
+                # a tier brings whole blocks, and one token must be left
                 return Miss(Cause.BELOW_GRANULARITY, at, missed, known_tokens=missed)
             known = min(missed, len(gone) * size - at % size)
             return self._evicted_miss(prompt.request_id, at, missed, known, gone)

@@ -5,10 +5,8 @@ One pass. Memory grows with the trace's different blocks (to know that one came 
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-
-from anaphora.replay.readers.base import TraceRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +90,3 @@ class TraceProfile:
 
     def _is_used_like_its_parent(self, seen: _Seen) -> bool:
         return seen.parent is not None and self._seen[seen.parent].uses == seen.uses
-
-
-def profile(requests: Iterable[TraceRequest], block_size: int = 16) -> TraceProfile:
-    """The profile of a trace. `block_size`: of traces that hold token ids."""
-    result = TraceProfile()
-    for request in requests:
-        result.request(request.blocks(block_size), request.arrival)
-    return result

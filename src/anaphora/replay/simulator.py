@@ -60,8 +60,9 @@ class PoolReplay:
         self._beyond = beyond
         self.now = 0.0
         """Arrival of the request at hand, in seconds: the clock of pins."""
-        leave = beyond.leave if beyond is not None else None
-        self.pool = BlockPool(num_blocks, [True], policy, clock=lambda: self.now, on_evict=leave)
+        self.pool = BlockPool(num_blocks, [True], policy, clock=lambda: self.now)
+        if beyond is not None:
+            self.pool.evict_listeners.append(beyond.leave)
         prefixes = self.pool.prefixes
         prefixes.pin(prefixes.root(_named_chain([])))  # a prompt may push out all others, and hangs on it all the same
 

@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import FastAPI
 
 import anaphora
-from anaphora.server import admin, chat, completions, outcomes
+from anaphora.server import admin, chat, completions, explain
 from anaphora.server.auth import OPEN_ROUTES, Authentication
 from anaphora.server.errors import install_handlers
 from anaphora.server.metrics import registry_of
@@ -47,7 +47,7 @@ def create_app(state: ServerState) -> FastAPI:
     )
     app.state.server = state
     app.state.registry = registry_of(state)
-    for module in (chat, completions, admin, outcomes):
+    for module in (chat, completions, admin, explain):
         app.include_router(module.router)
     app.state.paths = tuple(app.openapi()["paths"])
     install_handlers(app)

@@ -23,8 +23,8 @@ from anaphora.errors import (
     UnknownModel,
     UnknownRequest,
 )
-from anaphora.server.explain import explain, unreadable_body
 from anaphora.server.responses import ErrorBody, ErrorDetail
+from anaphora.server.validation import refusal, unreadable_body
 
 logger = logging.getLogger("anaphora.server")
 
@@ -137,7 +137,7 @@ def install_handlers(app: FastAPI) -> None:
             return error_response(
                 UnsupportedMediaType("The body must be JSON: send it with the header `Content-Type: application/json`.")
             )
-        return error_response(explain(error))
+        return error_response(refusal(error))
 
     async def http_error(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)

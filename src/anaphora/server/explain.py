@@ -1,122 +1,135 @@
-"""What a client reads when its JSON does not have the expected shape: the field, what belongs there, what came."""
+"""GET /explain and /explain/{request_id}: what was reused of each prompt, and why the rest was not."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
-from typing import Any
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Annotated
 
-from fastapi.exceptions import RequestValidationError
+from fastapi import APIRouter, Query, Request
+from pydantic import BaseModel, WithJsonSchema
+from starlette.responses import Response
 
-from anaphora.errors import InvalidRequest
+from anaphora.errors import InvalidRequest, UnknownRequest
+from anaphora.explain.outcome import Cause, Miss, Outcome, as_dict
+from anaphora.explain.wording import advice, reason
+from anaphora.server.auth import caller
+from anaphora.server.calls import begin, json_answer, state_of
+from anaphora.server.documented import errors
 
-EXPECTED: Mapping[str, str] = {
-    "string_type": "a string",
-    "string_unicode": "a string of valid Unicode, without lone surrogates",
-    "string_too_short": "a string of at least {min_length} character(s)",
-    "string_too_long": "a string of at most {max_length} characters",
-    "int_type": "a whole number",
-    "int_from_float": "a whole number",
-    "float_type": "a number",
-    "finite_number": "a finite number",
-    "bool_type": "true or false",
-    "list_type": "a list",
-    "dict_type": "an object",
-    "model_type": "an object",
-    "model_attributes_type": "an object",
-    "literal_error": "{expected}",
-    "greater_than": "greater than {gt}",
-    "greater_than_equal": "{ge} or more",
-    "less_than_equal": "{le} or less",
-    "too_short": "a list of at least {min_length} item(s)",
-    "too_long": "a list of at most {max_length} items",
-}
-"""pydantic's error types -> what belongs there."""
+router = APIRouter()
 
-UNREADABLE: Mapping[type[BaseException], str] = {
-    UnicodeDecodeError: "it is not UTF-8",
-    RecursionError: "it is nested too deeply",
-    ValueError: "a number in it has too many digits",
-}
+SCHEMA_VERSION = 1
+DEFAULT_LAST = 20
 
 
-def explain(error: RequestValidationError) -> InvalidRequest:
-    """One sentence for the deepest field that is wrong; `param` is its path, such as messages[0].role."""
-    errors: Sequence[Mapping[str, Any]] = error.errors()
-    if errors[0]["type"] == "json_invalid":
-        return _bad_json(error.__cause__)
-    if not isinstance(error.body, dict):
-        got = "nothing" if errors[0]["type"] == "missing" else _describe(error.body)
-        return InvalidRequest(f"The body must be a JSON object; got {got}.", code="invalid_body")
-    paths = [_path(each["loc"][1:], error.body, missing=each["type"] == "missing") for each in errors]
-    deepest = max(paths, key=len)
-    here = [each for each, path in zip(errors, paths, strict=True) if path == deepest]
-    name = _spell(deepest)
-    if here[0]["type"] == "missing":
-        return InvalidRequest(f"`{name}` is required; add it.", param=name, code="missing_required_parameter")
-    wanted = dict.fromkeys(_wanted(each) for each in here)
-    return InvalidRequest(
-        f"`{name}` must be {' or '.join(wanted)}; got {_describe(here[0]['input'])}.", param=name, code="invalid_value"
-    )
+class DifferenceBody(BaseModel):
+    kind: str
+    exact: bool
+    """Whether `position` is that of the token; else that of its block."""
+    before: str | None
+    mine: str | None
+    theirs: str | None
+    after: str | None
 
 
-def unreadable_body(cause: BaseException) -> InvalidRequest:
-    """For bodies that fail before there is any JSON to speak of."""
-    why = next((text for kind, text in UNREADABLE.items() if isinstance(cause, kind)), "it is not JSON")
-    return InvalidRequest(f"The body cannot be read as JSON: {why}.", code="invalid_json")
+class MissBody(BaseModel):
+    cause: Cause
+    position: int
+    tokens: int
+    known_tokens: int
+    other_request: str | None
+    seconds_ago: float | None
+    more_blocks: int | None
+    more_bytes: int | None
+    difference: DifferenceBody | None
+    reason: str
+    advice: str
 
 
-def _bad_json(cause: BaseException | None) -> InvalidRequest:
-    if not isinstance(cause, json.JSONDecodeError):
-        return InvalidRequest("The body is not valid JSON.", code="invalid_json")
-    where = f"line {cause.lineno}, column {cause.colno} (character {cause.pos})"
-    return InvalidRequest(f"The body is not valid JSON: {cause.msg} at {where}.", code="invalid_json")
+class OutcomeBody(BaseModel):
+    request_id: str
+    time: float
+    prompt_tokens: int
+    reused: dict[str, int]
+    seconds: dict[str, float]
+    miss: MissBody | None
+    waited_for: str | None
+    pinned_tokens: int
+    output_tokens: int
+    finish_reason: str | None
 
 
-def _path(loc: Sequence[str | int], body: Any, *, missing: bool) -> tuple[str | int, ...]:
-    """The part of pydantic's `loc` that lies in the body; names of union members are dropped."""
-    path: list[str | int] = []
-    for position, step in enumerate(loc):
-        match body:
-            case dict() if step in body:
-                body = body[step]
-            case list() if isinstance(step, int):
-                body = body[step]
-            case _ if not (missing and position == len(loc) - 1):
-                continue
-        path.append(step)
-    return tuple(path)
+class Explanations(BaseModel):
+    schema_version: int
+    requests: list[OutcomeBody]
 
 
-def _spell(path: Sequence[str | int]) -> str:
-    return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path).lstrip(".")
+LAST = WithJsonSchema({"type": "integer", "minimum": 1, "default": DEFAULT_LAST})
 
 
-def _wanted(error: Mapping[str, Any]) -> str:
-    template = EXPECTED.get(error["type"])
-    context = {name: _number(value) for name, value in error.get("ctx", {}).items()}
-    return template.format(**context) if template else "something else"
+@router.get("/explain", response_model=Explanations, responses=errors(400, 401, 500, 503), tags=["Operation"])
+async def explain_last(request: Request, last: Annotated[str, Query(), LAST] = str(DEFAULT_LAST)) -> Response:
+    """The latest requests that were admitted, newest first. With --salt-by-key: those of the caller's key."""
+    engine, _ = begin(request, None)
+    names = [name for name, _ in request.query_params.multi_items()]
+    if wrong := sorted(set(names) - {"last"}) or names[1:]:
+        raise InvalidRequest(f"`{wrong[0]}`: /explain takes `last`, once, for example ?last=20.", param=wrong[0])
+    if not re.fullmatch(r"[0-9]{1,9}", last, re.ASCII) or int(last) < 1:
+        raise InvalidRequest(
+            "`last` must be a whole number of requests, 1 or more, for example ?last=20.", param="last"
+        )
+    ring = engine.explainer.outcomes
+    return _answer(_visible(request, ring.last(ring.limit))[: int(last)])
 
 
-def _number(value: object) -> object:
-    """2.0 -> 2"""
-    return int(value) if isinstance(value, float) and value.is_integer() else value
+@router.get(
+    "/explain/{request_id:path}", response_model=Explanations, responses=errors(401, 404, 500, 503), tags=["Operation"]
+)
+async def explain_one(request_id: str, request: Request) -> Response:
+    """The sequences of one answer: its `id` (also in the header X-Request-Id), or that of one sequence, `id-0`."""
+    engine, _ = begin(request, None)
+    ring = engine.explainer.outcomes
+    found = _visible(request, ring.find(request_id))
+    if not found:
+        raise UnknownRequest(
+            f"No outcome of the request `{request_id}` is known: give the `id` of an answer. Remembered are the last "
+            f"{ring.limit:,} requests that were admitted; GET /explain lists them.",
+            param="request_id",
+        )
+    return _answer(found)
 
 
-def _describe(value: Any) -> str:
-    match value:
-        case None:
-            return "null"
-        case bool():
-            return "true" if value else "false"
-        case str():
-            shown = value if len(value) <= 40 else value[:40] + "…"
-            return f"the string {json.dumps(shown)}"
-        case int() | float():
-            shown = repr(value)
-            return f"the number {shown}" if len(shown) <= 40 else "a very long number"
-        case list():
-            return f"a list of {len(value)} item(s)"
-        case dict():
-            return "an object"
-    return f"a {type(value).__name__}"
+def _answer(outcomes: Iterable[Outcome]) -> Response:
+    return json_answer(Explanations(schema_version=SCHEMA_VERSION, requests=[_body(each) for each in outcomes]))
+
+
+def _body(outcome: Outcome) -> OutcomeBody:
+    facts = as_dict(outcome)
+    if outcome.miss is not None:
+        facts["miss"] |= {"reason": reason(outcome.miss), "advice": advice(outcome.miss)}
+    return OutcomeBody(**facts)
+
+
+def _visible(request: Request, outcomes: Iterable[Outcome]) -> list[Outcome]:
+    """Where keys have caches of their own, a caller sees its own requests, and nothing that tells of others'."""
+    state = state_of(request)
+    if not state.settings.salt_by_key:
+        return list(outcomes)
+    key = caller(request.scope)
+
+    def own(request_id: str) -> bool:
+        return state.owners.get(request_id.rpartition("-")[0]) == key
+
+    return [_without_others(each, own) for each in outcomes if own(each.request_id)]
+
+
+def _without_others(outcome: Outcome, own: Callable[[str], bool]) -> Outcome:
+    miss, waited_for = outcome.miss, outcome.waited_for
+    if miss is not None and miss.other_request is not None and not own(miss.other_request):
+        if miss.cause is Cause.OTHER_NAMESPACE:
+            miss = Miss(Cause.NEVER_SEEN, miss.position, miss.tokens)
+        else:
+            miss = replace(miss, other_request=None)
+    return replace(outcome, miss=miss, waited_for=waited_for if waited_for and own(waited_for) else None)

@@ -43,9 +43,8 @@ T = TypeVar("T", bound=Evictable)
 class EvictionPolicy(Protocol[T]):
     """The candidates, in the order in which they go, and what was seen of everything cached.
 
-    An owner that has no use for the second may leave out `insert`, `hit` and `forget`: then an entry is new
-    when it is first added, and hit when it is added again after `remove`. Those three do nothing unless a policy
-    says otherwise.
+    Every entry is inserted before it is first added. `insert`, `hit` and `forget` do nothing unless a policy says
+    otherwise: one that goes by last use alone needs none of them.
     """
 
     def add(self, entry: T) -> None:
