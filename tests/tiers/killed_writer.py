@@ -102,7 +102,8 @@ def wrongs(folder: Path, limit: int, acknowledged: list[int]) -> list[str]:
         elif into[0] != payload(block(number), size_of(number)):
             found.append(f"block {number}: wrong bytes served")
     # The oldest go first, so of those acknowledged the last ones must be here, all but those in flight.
-    expected = acknowledged if limit >= ROOM_FOR_ALL else acknowledged[-len(here) + IN_FLIGHT :]
+    certain = len(acknowledged) if limit >= ROOM_FOR_ALL else max(0, len(here) - IN_FLIGHT)
+    expected = acknowledged[len(acknowledged) - certain :]
     found += [f"block {number} was acknowledged and is gone" for number in set(expected) - set(here)]
     tier.check_invariants()
     tier.close()
