@@ -14,7 +14,7 @@ using namespace anaphora;
 
 constexpr int kVectors = kPanel / kLanes;         // of a panel
 constexpr int kTileRows = kLanes == 16 ? 12 : 5;  // with six of 8 lanes GCC spills a sum in every round
-constexpr int kAhead = 1024;                      // bytes of weights to ask for before they are needed
+constexpr int kAhead = 1024;                      // bytes of weights to ask for before a single tile needs them
 
 struct Bfloat16 {
     static constexpr int kPairBytes = kPanel * 4;
@@ -31,16 +31,28 @@ struct Float32 {
     }
 };
 
+// Where several tiles read a piece of weights, their time is there to fetch the next piece into the second cache: each
+// tile asks for its share, `step` bytes for a pair of inputs.
+struct Coming {
+    const char *at;
+    int step;
+};
+
 // sums [M][stride] (+)= rows [M][kSlabStride] x `pairs` pairs of inputs of a panel
-template <typename W, int M>
-void tile(const float *rows, const char *panel, int pairs, float *sums, int64_t stride, bool first) {
+template <typename W, int M, bool Alone>
+void tile(const float *rows, const char *panel, int pairs, float *sums, int64_t stride, bool first, Coming coming) {
     vf sum[M][kVectors];
 #pragma GCC unroll 16
     for (int m = 0; m < M; ++m)
 #pragma GCC unroll 2
         for (int v = 0; v < kVectors; ++v) sum[m][v] = first ? vf{} : load<vf>(sums + m * stride + v * kLanes);
     for (int p = 0; p < pairs; ++p, panel += W::kPairBytes, rows += 2) {
-        for (int line = 0; line < W::kPairBytes; line += 64) __builtin_prefetch(panel + kAhead + line);
+        if constexpr (Alone) {
+            for (int line = 0; line < W::kPairBytes; line += 64) __builtin_prefetch(panel + kAhead + line);
+        } else {
+            __builtin_prefetch(coming.at, 0, 2);
+            coming.at += coming.step;
+        }
 #pragma GCC unroll 2
         for (int odd = 0; odd < 2; ++odd) {
             asm volatile("" ::: "memory");  // later loads stay below: the registers are enough for one half
@@ -61,21 +73,21 @@ void tile(const float *rows, const char *panel, int pairs, float *sums, int64_t 
         for (int v = 0; v < kVectors; ++v) store(sums + m * stride + v * kLanes, sum[m][v]);
 }
 
-using Tile = void (*)(const float *, const char *, int, float *, int64_t, bool);
+using Tile = void (*)(const float *, const char *, int, float *, int64_t, bool, Coming);
 
-// Tiles of at most kTileRows rows, as even as can be: five and five rather than six and four.
-template <typename W, int M = 1>
+template <typename W, bool Alone, int M = 1>
 INLINE Tile tile_of(int rows) {
     if constexpr (M < kTileRows)
-        return rows == M ? static_cast<Tile>(tile<W, M>) : tile_of<W, M + 1>(rows);
+        return rows == M ? static_cast<Tile>(tile<W, M, Alone>) : tile_of<W, Alone, M + 1>(rows);
     else
-        return tile<W, M>;
+        return tile<W, M, Alone>;
 }
 
 template <typename W>
 void sum_up(const Weights &weights, int count, int first, int last, const float *packed, float *sums) {
     const auto *panels = static_cast<const char *>(weights.panels);
     const int64_t stride = static_cast<int64_t>(last - first) * kPanel;
+    // Tiles of at most kTileRows rows, as even as can be: five and five rather than six and four.
     const int tiles = (count + kTileRows - 1) / kTileRows;
     for (int64_t slab = 0; slab < weights.slabs(); ++slab, packed += static_cast<int64_t>(count) * kSlabStride) {
         const int64_t begin = slab * (kSlab / 2);
@@ -84,10 +96,12 @@ void sum_up(const Weights &weights, int count, int first, int last, const float 
         for (int panel = first; panel < last; ++panel) {
             const char *at = panels + panel * weights.panel_bytes() + begin * W::kPairBytes;
             float *to = sums + (panel - first) * kPanel;
-            for (int i = 0; i < tiles; ++i) {
+            Coming coming{at + weights.panel_bytes(), W::kPairBytes / tiles};
+            for (int i = 0; i < tiles; ++i, coming.at += static_cast<int64_t>(pairs) * coming.step) {
                 const int row = count * i / tiles, rows = count * (i + 1) / tiles - row;
-                tile_of<W>(rows)(packed + static_cast<int64_t>(row) * kSlabStride, at, pairs, to + row * stride, stride,
-                                 slab == 0);
+                const Tile run = tiles == 1 ? tile_of<W, true>(rows) : tile_of<W, false>(rows);
+                run(packed + static_cast<int64_t>(row) * kSlabStride, at, pairs, to + row * stride, stride, slab == 0,
+                    coming);
             }
         }
     }
