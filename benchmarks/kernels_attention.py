@@ -1,11 +1,13 @@
 """What native attention reaches of the machine's limits, both measured in one run, in turn.
 
-    python benchmarks/kernels_attention.py [--repeat N] [--only WORDS] [--kv-dtype NAME] [--json]
+    python benchmarks/kernels_attention.py [--repeat N] [--only WORDS] [--kv-dtypes NAMES] [--json]
 
 Over real storages whose blocks lie in random order, many layers one after the other, so that a decode step finds
 nothing in a cache. Decode: bytes of keys and values (shared ones once) per second against the rate of plain reading.
 Prefill and shared prefixes: float operations per second (of the scores that are seen, and of the mixing) against
-torch's float32 matrix product. Every figure is the best of N. `plan` is what a step costs before the first layer.
+torch's float32 matrix product. Every figure is the best of N. `plan` is what a step costs before the first layer,
+`write` what a layer's new keys and values cost. Several stored forms take turns, queries and outputs transformed as
+when serving; `beside` is the median time of the first over that of each.
 """
 
 from __future__ import annotations
@@ -14,7 +16,8 @@ import argparse
 import json
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from statistics import median
 from types import ModuleType
 from typing import Any
 
@@ -22,6 +25,7 @@ import numpy as np
 import torch
 
 from anaphora import native
+from anaphora.engine.native_attention import kv_storage
 from anaphora.geometry.layout import CacheGroup, CacheLayout
 from anaphora.storage.codec import codec_for
 from anaphora.storage.paged import PagedStorage
@@ -60,6 +64,7 @@ CASES = (
     decode(1, 128),
     decode(1, 4096),
     decode(8, 1024),
+    decode(8, 2048),
     decode(32, 128),
     decode(32, 4160, 4096),
     decode(32, 4256, 4192),
@@ -78,7 +83,7 @@ class Run:
     """A case with its storage, query and step."""
 
     def __init__(self, kernels: ModuleType, case: Case, kv_dtype: str) -> None:
-        self.case, self.kernels = case, kernels
+        self.case, self.kernels, self.kv_dtype = case, kernels, kv_dtype
         one = CacheLayout((CacheGroup(None, (0,)),), 1, case.kv_heads, case.dim, case.dim, 16)
         self.bytes = case.stored * codec_for(kv_dtype, one).bytes_per_token
         layers = min(32, -(-_TOO_LARGE_TO_CACHE // self.bytes))
@@ -89,16 +94,12 @@ class Run:
         self.storage = PagedStorage(codec_for(kv_dtype, layout), len(order), torch.device("cpu"))
         own = np.split(order[common:], np.cumsum(blocks)[:-1])
         self.tables = [np.concatenate((order[:common], table)) for table in own]
-        codecs = [self.storage.codec.layer(layer) for layer in range(layers)]
-        self.native = kernels.KVStorage(
-            self.storage.data,
-            *(16, case.kv_heads, case.dim, case.dim),
-            [(0, c.offset, c.key_bytes, c.value_bytes, c.key.size.name, c.value.size.name) for c in codecs],
-        )
+        self.native = kv_storage(kernels, self.storage)
         self.layers, self.layer = layers, 0
         self._fill()
         tokens = sum(count for _, count in case.rows)
         self.query = torch.randn(tokens, case.kv_heads * case.per_head, case.dim)
+        self.new = torch.randn(2, tokens, case.kv_heads, case.dim)
         self.out = torch.empty_like(self.query)
         self.step = self.plan()
 
@@ -120,9 +121,31 @@ class Run:
         step.tokens_read(0, self.query.shape[1])
         return step
 
+    def write(self) -> None:
+        self.step.write_kv(self.layer, *self.new)
+
     def attend(self) -> None:
         self.step.attend(self.layer, self.query, self.out, self.case.dim**-0.5)
         self.layer = (self.layer + 1) % self.layers
+
+
+@dataclass(frozen=True)
+class Times:
+    """Seconds."""
+
+    attend: list[float] = field(default_factory=list)
+    write: list[float] = field(default_factory=list)
+    plan: list[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Measured:
+    case: Case
+    kv_dtype: str
+    bytes: int
+    times: Times
+    first: float
+    """Median seconds of the first form's attention."""
 
 
 def seconds(work: Callable[[], object]) -> float:
@@ -135,41 +158,49 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeat", type=int, default=10, help="rounds (default 10)")
     parser.add_argument("--only", default="", help="cases whose names contain this")
-    parser.add_argument("--kv-dtype", default="bf16")
+    parser.add_argument("--kv-dtypes", default="bf16", help="stored forms, separated by commas (default bf16)")
     parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args()
     kernels = native.load()
     if kernels is None:
         raise SystemExit(native.missing())
     torch.set_num_threads(kernels.threads())
-    runs = [Run(kernels, case, options.kv_dtype) for case in CASES if options.only in case.name]
+    names = options.kv_dtypes.split(",")
     memory = np.ones(256 << 20, np.uint8)
     square = torch.randn(1024, 1024)
     reading, product = [], []
-    times: list[list[float]] = [[] for _ in runs]
-    plans: list[list[float]] = [[] for _ in runs]
-    for _ in range(options.repeat):
-        reading.append(seconds(lambda: kernels.read(memory)))
-        product.append(min(seconds(lambda: square @ square) for _ in range(3)))
-        for run, spent, planned in zip(runs, times, plans, strict=True):
-            spent.extend(seconds(run.attend) for _ in range(8))
-            planned.append(seconds(run.plan))
+    measured: list[Measured] = []
+    for case in (case for case in CASES if options.only in case.name):
+        runs = [(Run(kernels, case, name), Times()) for name in names]
+        for _ in range(options.repeat):
+            reading.append(seconds(lambda: kernels.read(memory)))
+            product.append(min(seconds(lambda: square @ square) for _ in range(3)))
+            for _ in range(8):
+                for run, times in runs:
+                    times.attend.append(seconds(run.attend))
+            for run, times in runs:
+                times.write.append(seconds(run.write))
+                times.plan.append(seconds(run.plan))
+        first = median(runs[0][1].attend)
+        measured += [Measured(case, run.kv_dtype, run.bytes, times, first) for run, times in runs]
     bandwidth, gemm = memory.nbytes / min(reading), 2 * 1024**3 / min(product)
     figures = [
         {
-            "case": run.case.name,
-            "microseconds": round(min(spent) * 1e6, 1),
-            "plan_microseconds": round(min(planned) * 1e6, 1),
-            "of_bandwidth": round(run.bytes / min(spent) / bandwidth, 3),
-            "of_gemm": round(run.case.flops / min(spent) / gemm, 3),
+            "case": each.case.name,
+            "kv_dtype": each.kv_dtype,
+            "microseconds": round(min(each.times.attend) * 1e6, 1),
+            "plan_microseconds": round(min(each.times.plan) * 1e6, 1),
+            "write_microseconds": round(min(each.times.write) * 1e6, 1),
+            "of_bandwidth": round(each.bytes / min(each.times.attend) / bandwidth, 3),
+            "of_gemm": round(each.case.flops / min(each.times.attend) / gemm, 3),
+            "beside_first": round(each.first / median(each.times.attend), 2),
         }
-        for run, spent, planned in zip(runs, times, plans, strict=True)
+        for each in measured
     ]
     result = {
-        "schema_version": 1,
+        "schema_version": 2,
         "target": kernels.target(),
         "threads": kernels.threads(),
-        "kv_dtype": options.kv_dtype,
         "bandwidth_gb_s": round(bandwidth / 1e9, 2),
         "gemm_gflop_s": round(gemm / 1e9, 1),
         "figures": figures,
@@ -178,14 +209,14 @@ def main() -> None:
         print(json.dumps(result, indent=2))
         return
     print(
-        f"{result['target']}, {result['threads']} threads, {options.kv_dtype}: "
+        f"{result['target']}, {result['threads']} threads: "
         f"read {result['bandwidth_gb_s']} GB/s, product {result['gemm_gflop_s']} GFLOP/s"
     )
-    print(f"{'':38}{'us':>10}{'plan us':>9}{'of read':>9}{'of gemm':>9}")
+    print(f"{'':38}{'':9}{'us':>9}{'plan us':>9}{'write us':>10}{'of read':>9}{'of gemm':>9}{'beside':>8}")
     for row in figures:
         print(
-            f"{row['case']:38}{row['microseconds']:>10}{row['plan_microseconds']:>9}"
-            f"{row['of_bandwidth']:>9.0%}{row['of_gemm']:>9.0%}"
+            f"{row['case']:38}{row['kv_dtype']:9}{row['microseconds']:>9}{row['plan_microseconds']:>9}"
+            f"{row['write_microseconds']:>10}{row['of_bandwidth']:>9.0%}{row['of_gemm']:>9.0%}{row['beside_first']:>8}"
         )
 
 

@@ -14,6 +14,7 @@ namespace {
 
 constexpr float kLog2e = 1.44269504f;
 constexpr int kRun = 64;  // new tokens that are written at a time
+constexpr int kQueryRun = 16;  // tokens whose queries are turned at a time
 
 [[noreturn]] void refuse(const std::string &why) { throw std::invalid_argument(why); }
 
@@ -21,14 +22,13 @@ int64_t rounded(int64_t floats) { return (floats + 15) / 16 * 16; }
 
 }  // namespace
 
-int64_t code_bytes(Format format, int dim) { return format == Format::fp32 ? 4 * dim : (dim + 1) / 2 * 4; }
-
 // One thread's memory: a tile's queries, scores and mixed values, two records per row for items by query, and decoded
 // keys or values. 240 KiB with head_dim 64, 530 KiB with 256.
 struct ThreadScratch {
     Scratch memory;
     TileScratch tile;
     float *states, *parts;  // [kTileRows] records
+    float *turned_keys, *turned_values;  // [kRun]
     int begin[kTileRows], end[kTileRows], position[kTileRows];
     float *record[kTileRows];
     const float *query[kTileRows];
@@ -42,20 +42,22 @@ struct ThreadScratch {
                                  rounded(decoded_floats(storage.key_dim)),
                                  rounded(int64_t{kTileRows} * mixed_floats(storage.value_dim)),
                                  int64_t{kTileRows} * record_floats(storage.value_dim),
-                                 int64_t{kTileRows} * record_floats(storage.value_dim)};
-        float **const to[] = {&tile.query, &tile.scores, &tile.decoded, &tile.mixed, &states, &parts};
+                                 int64_t{kTileRows} * record_floats(storage.value_dim),
+                                 rounded(int64_t{kRun} * storage.key_dim), rounded(int64_t{kRun} * storage.value_dim)};
+        float **const to[] = {&tile.query, &tile.scores, &tile.decoded, &tile.mixed,
+                              &states,     &parts,       &turned_keys,  &turned_values};
         int64_t total = 0;
         for (int64_t size : sizes) total += size;
         float *at = memory.floats(total);
-        for (int i = 0; i < 6; at += sizes[i++]) *to[i] = at;
+        for (size_t i = 0; i < std::size(sizes); at += sizes[i++]) *to[i] = at;
     }
 };
 
 // Beside the threads' scratch: the records of a wave (at most 8 MiB, or those of one partition if that is more) and
-// one record for each query head of every query that is done by partition.
+// one record for each query head of every query that is done by partition, and a layer's queries when they are turned.
 struct Workspace {
     std::vector<std::unique_ptr<ThreadScratch>> threads;
-    Scratch records, states;
+    Scratch records, states, queries;
 };
 
 Step::Step(std::shared_ptr<Storage> storage, Rows rows, Strategy strategy)
@@ -92,9 +94,17 @@ Step::Step(std::shared_ptr<Storage> storage, Rows rows, Strategy strategy)
 
 Step::~Step() = default;
 
+void Step::reserve(int threads) {
+    auto &each = storage_->workspace->threads;
+    while (static_cast<int>(each.size()) < threads) {
+        each.push_back(std::make_unique<ThreadScratch>());
+        each.back()->resize(*storage_);
+    }
+}
+
 void Step::prepare(int query_heads, int threads) {
     Workspace &space = *storage_->workspace;
-    while (static_cast<int>(space.threads.size()) < threads) space.threads.push_back(std::make_unique<ThreadScratch>());
+    reserve(threads);
     if (query_heads_ == query_heads && threads_ == threads) return;
     if (query_heads % storage_->kv_heads != 0 || query_heads / storage_->kv_heads > kTileRows)
         refuse("query heads must be a multiple of the KV heads, at most " + std::to_string(kTileRows) + " times");
@@ -108,7 +118,7 @@ void Step::prepare(int query_heads, int threads) {
     }
     space.records.floats(records * record_floats(storage_->value_dim));
     space.states.floats(folded * query_heads * record_floats(storage_->value_dim));
-    for (auto &thread : space.threads) thread->resize(*storage_);
+    space.queries.floats(int64_t{tokens_} * query_heads * storage_->key_dim);
 }
 
 int64_t Step::tokens_read(int group) const { return plans_[group].tokens_read; }
@@ -116,21 +126,67 @@ int64_t Step::tokens_read(int group) const { return plans_[group].tokens_read; }
 void Step::write_kv(Worker &worker, int layer_number, Heads key, Heads value) const {
     const LayerKV &layer = storage_->layers[layer_number];
     const AttentionKernels &kernels = *target().attention;
+    const Turns &turns = layer.turns;
     const int size = storage_->block_size, heads = storage_->kv_heads, runs = (tokens_ + kRun - 1) / kRun;
+    const int key_dim = storage_->key_dim, value_dim = storage_->value_dim;
+    bool keys_fine = true, values_fine = true;
     for (int piece; (piece = worker.claim(runs * heads)) >= 0;) {
-        const int head = piece % heads, end = std::min(tokens_, (piece / heads + 1) * kRun);
-        for (int t = piece / heads * kRun, n; t < end; t += n) {
+        const int head = piece % heads, begin = piece / heads * kRun, end = std::min(tokens_, begin + kRun);
+        Heads from_keys{key.data + begin * key.row_stride + head * key_dim, key.row_stride};
+        Heads from_values{value.data + begin * value.row_stride + head * value_dim, value.row_stride};
+        const auto turn = [&](const Turn &turn, Heads &from, float *to) {
+            kernels.turn(turn, from.data, from.row_stride, end - begin, to, turn.dim);
+            from = {to, turn.dim};
+        };
+        ThreadScratch &own = *storage_->workspace->threads[worker.index];
+        if (!turns.keys.empty())
+            turn({&turns.key_mean[head * key_dim], &turns.keys[int64_t{head} * key_dim * key_dim], 1, key_dim},
+                 from_keys, own.turned_keys);
+        if (!turns.spread.empty())
+            turn({nullptr, turns.spread.data(), 1 / turns.value_rms[head], value_dim}, from_values, own.turned_values);
+        for (int t = begin, n; t < end; t += n) {
             const int row = token_row_[t], position = rows_.start[row] + t - first_token_[row], place = position % size;
             n = std::min({end - t, size - place, first_token_[row] + rows_.count[row] - t});
             uint8_t *at = storage_->key_piece(layer, rows_.table(layer.group, row)[position / size], head);
-            const NewTokens keys{key.data + t * key.row_stride + head * storage_->key_dim, key.row_stride, n,
-                                 storage_->key_dim, at, size, place, layer.key};
-            const NewTokens values{value.data + t * value.row_stride + head * storage_->value_dim, value.row_stride, n,
-                                   storage_->value_dim, at + layer.key_bytes, size, place, layer.value};
-            kernels.write_keys(keys);
-            kernels.write_values(values);
+            const auto tokens = [&](const Heads &from) { return from.data + (t - begin) * from.row_stride; };
+            keys_fine &= kernels.write_keys(
+                {tokens(from_keys), from_keys.row_stride, n, key_dim, at, size, place, layer.key});
+            values_fine &= kernels.write_values({tokens(from_values), from_values.row_stride, n, value_dim,
+                                                 at + layer.key_bytes, size, place, layer.value});
         }
     }
+    if (!keys_fine) blame(layer_number, false);
+    if (!values_fine) blame(layer_number, true);
+}
+
+void Step::blame(int layer, bool values) const {
+    const int mine = 2 * layer + values;
+    for (int first = blamed_; mine < first && !blamed_.compare_exchange_weak(first, mine);) {
+    }
+}
+
+int Step::not_finite(const char *&what) const {
+    const int first = blamed_;
+    what = first % 2 ? "values" : "keys";
+    return first == INT32_MAX ? -1 : first / 2;
+}
+
+// The layer's queries as they ask stored keys; all threads meet before it returns.
+Heads Step::turned(Worker &worker, const LayerKV &layer, int query_heads, Heads query) const {
+    const int dim = storage_->key_dim, heads = storage_->kv_heads, per = query_heads / heads;
+    const int run = tokens_ <= kQueryRun ? 1 : kQueryRun, runs = (tokens_ + run - 1) / run;
+    const Heads to{storage_->workspace->queries.floats(0), int64_t{query_heads} * dim};
+    for (int piece; (piece = worker.claim(runs * heads)) >= 0;) {
+        const int head = piece % heads, begin = piece / heads * run, end = std::min(tokens_, begin + run);
+        const Turn turn{nullptr, &layer.turns.queries[int64_t{head} * dim * dim], 1, dim};
+        for (int t = begin; t < end; ++t) {
+            const int64_t at = int64_t{head} * per * dim;
+            target().attention->turn(turn, query.data + t * query.row_stride + at, dim, per,
+                                     to.data + t * to.row_stride + at, dim);
+        }
+    }
+    worker.barrier();
+    return to;
 }
 
 namespace {
@@ -167,7 +223,13 @@ struct Call {
 
     void end(const float *state, int token, int head) const {
         float *to = out.data + token * out.row_stride + int64_t{head} * storage.value_dim;
-        for (int d = 0; d < storage.value_dim; ++d) to[d] = state[d] / state[storage.value_dim + 1];
+        if (layer.turns.gather.empty()) {
+            for (int d = 0; d < storage.value_dim; ++d) to[d] = state[d] / state[storage.value_dim + 1];
+            return;
+        }
+        const float rms = layer.turns.value_rms[head / per_head()];
+        const Turn turn{nullptr, layer.turns.gather.data(), rms / state[storage.value_dim + 1], storage.value_dim};
+        kernels.turn(turn, state, 0, 1, to, 0);
     }
 
     Tile tile(const Item &item, int kv_head, ThreadScratch &scratch) const {
@@ -289,6 +351,7 @@ void Step::attend(Worker &worker, int layer_number, int query_heads, Heads query
     const Plan &plan = plans_[layer.group];
     Workspace &space = *storage_->workspace;
     ThreadScratch &scratch = *space.threads[worker.index];
+    if (!layer.turns.queries.empty()) query = turned(worker, layer, query_heads, query);
     const Call call{*storage_, rows_, plan, first_token_, layer, *target().attention, scoring, query, out, query_heads,
                     space.records.floats(0), space.states.floats(0)};
     for (const Wave &wave : plan.waves) {

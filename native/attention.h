@@ -5,6 +5,7 @@
 // and a query's result is the fold of its partitions in order. So a result does not depend on the rows of the batch,
 // on how a prompt was cut into chunks, on which blocks are shared, or on the strategy that was chosen.
 #pragma once
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -17,6 +18,16 @@ namespace anaphora {
 struct Workspace;  // scratch memory of a storage's steps, one after the other; see attention.cpp for its bounds
 struct Plan;       // how a cache group's work is cut into items; see attention_plan.h
 
+// What a layer's keys and queries, values and outputs are turned by (storage/transform.py); empty: they are not.
+struct Turns {
+    std::vector<float> key_mean;  // [kv_heads][key_dim]
+    std::vector<float> keys;      // [kv_heads][key_dim][key_dim]: stored = (key - mean) keys
+    std::vector<float> queries;   // likewise: asked with = query queries
+    std::vector<float> value_rms; // [kv_heads]
+    std::vector<float> spread;    // [value_dim][value_dim]: stored = value spread / rms
+    std::vector<float> gather;    // its transpose: output = mixed gather rms
+};
+
 // Where a layer's keys and values lie in a block, and in which forms (storage/codec.py).
 struct LayerKV {
     int group;          // cache group, whose block tables the layer uses
@@ -24,10 +35,8 @@ struct LayerKV {
     int64_t key_bytes;  // of a key piece, of a value piece
     int64_t value_bytes;
     Format key, value;
+    Turns turns{};
 };
-
-// Bytes of a token's codes.
-int64_t code_bytes(Format format, int dim);
 
 // PagedStorage's memory. Holds no reference to it.
 struct Storage {
@@ -91,8 +100,15 @@ class Step {
     // Cuts the work for so many query heads and threads, unless that is done. Call it outside of a job.
     void prepare(int query_heads, int threads);
 
+    // Makes room for so many threads' write_kv(); prepare() does it too.
+    void reserve(int threads);
+
     // Stored tokens, of one KV head, that the items of a group read, all together. prepare() has been called.
     int64_t tokens_read(int group) const;
+
+    // The first layer that was to keep NaN or infinity in a format with scales, or -1; then `what` says whether it
+    // was keys or values. What is stored for that step means nothing.
+    int not_finite(const char *&what) const;
 
     int tokens() const { return tokens_; }
     const Storage &storage() const { return *storage_; }
@@ -108,11 +124,15 @@ class Step {
     void attend(Worker &worker, int layer, int query_heads, Heads query, Heads out, const Scoring &scoring) const;
 
   private:
+    void blame(int layer, bool values) const;
+    Heads turned(Worker &worker, const LayerKV &layer, int query_heads, Heads query) const;
+
     std::shared_ptr<Storage> storage_;
     Rows rows_;
     Strategy strategy_;
     int tokens_ = 0;
     int query_heads_ = 0, threads_ = 0;
+    mutable std::atomic<int> blamed_{INT32_MAX};  // 2 * layer + whether it is its values
     std::vector<Plan> plans_;       // per group
     std::vector<int> token_row_;    // [T]
     std::vector<int> first_token_;  // [rows] along T

@@ -1,38 +1,9 @@
 // A tile of queries against one partition. Whether stored keys and values are decoded in registers (few rows) or once
 // for all rows into the first cache changes no number: both give the same floats to the same chains.
-#include "attention_loops.h"
+#include "attention_codes.h"
 
 namespace ANAPHORA_TARGET {
 namespace {
-
-using anaphora::Segment;
-using anaphora::Tile;
-
-// Stored keys (or values, `skip` bytes behind them) of the groups that [first, end) touches.
-template <typename Reader>
-void locate(const Tile &tile, const Segment &segment, bool keys, Source &source) {
-    const int64_t row = (tile.value_dim + Reader::unit - 1) / Reader::unit * Reader::unit_bytes;
-    source.step = keys ? tile.block_size * Reader::unit_bytes : row;
-    const int64_t token = keys ? Reader::unit_bytes : row;
-    for (int g = segment.first_token / kGroup; g * kGroup < segment.end_token; ++g) {
-        const int at = g * kGroup;
-        const uint8_t *piece = segment.pieces[at / tile.block_size] + (keys ? 0 : tile.key_bytes);
-        source.group[g] = piece + at % tile.block_size * token;
-    }
-}
-
-// The segment's tokens that any of the rows sees.
-INLINE Range seen(const Tile &tile, const Segment &segment, int row, int rows) {
-    Range range{kPartition, 0};
-    for (int r = row; r < row + rows; ++r)
-        if (tile.begin[r] < tile.end[r]) {
-            if (tile.begin[r] < range.begin) range.begin = tile.begin[r];
-            if (tile.end[r] > range.end) range.end = tile.end[r];
-        }
-    if (range.begin < segment.first_token) range.begin = segment.first_token;
-    if (range.end > segment.end_token) range.end = segment.end_token;
-    return range;
-}
 
 // Decodes the keys of groups first .. end - 1, and asks for those of the groups behind them, up to `last`.
 template <typename Reader>
@@ -81,13 +52,6 @@ void scores_of(const Tile &tile, const Segment &segment) {
                            scores + row * kPartition);
         });
     }
-}
-
-// A panel's first dim: the last one ends with the last dim, and may overlap the one before (the same chains again).
-template <typename Reader>
-INLINE int panel_dim(int panel, int dim) {
-    const int last = padded<Reader>(dim) - kPanelDims, at = panel * kPanelDims;
-    return at < last ? at : last > 0 ? last : 0;
 }
 
 template <typename Reader>
@@ -158,7 +122,37 @@ void mix_of(const Tile &tile, const Segment &segment) {
     }
 }
 
-// Asks for the values of all tokens, so that they come while the weights are made.
+// Memory is slow to begin: what the loops would wait for first is asked for before anything is computed.
+
+constexpr int kLine = 64;                                           // bytes
+constexpr int kFirstGroups = kTilesAhead * 4 * kLanes / kGroup;  // of the first tiles, at most four vectors wide
+
+INLINE void expect(const uint8_t *from, int64_t bytes) {
+    for (int64_t at = 0; at < bytes; at += kLine) __builtin_prefetch(from + at);
+}
+
+// Keys that the loops do not ask for early enough: those of the first tiles, and all scales.
+template <typename Reader>
+void expect_keys(const Tile &tile, const Segment &segment) {
+    const Range all = seen(tile, segment, segment.first_row, segment.rows);
+    if (all.begin >= all.end) return;
+    Source source;
+    locate<Reader>(tile, segment, true, source);
+    const int begin = all.begin / kGroup, end = (all.end - 1) / kGroup + 1;
+    const int rows = code_bytes(tile.key, tile.key_dim) / Reader::unit_bytes;
+    const int in_line = source.step < kLine ? kLine / static_cast<int>(source.step) : 1;
+    for (int g = begin; g < end && g < begin + kFirstGroups; ++g)
+        for (int row = 0; row < rows; row += in_line)
+            expect(source.group[g] + row * source.step, kGroup * Reader::unit_bytes);
+    if constexpr (kScaled<Reader>) {
+        locate_scales(tile, segment, true, source);
+        for (int g = begin; g < end; ++g)
+            for (int row = 0; row < scale_bytes(tile.key, tile.key_dim) / 2; ++row)
+                __builtin_prefetch(source.group[g] + row * source.step);
+    }
+}
+
+// Values of the first chunk, or of all chunks where they are decoded at once, and all scales.
 template <typename Reader>
 void expect_values(const Tile &tile, const Segment &segment) {
     const Range all = seen(tile, segment, segment.first_row, segment.rows);
@@ -166,18 +160,25 @@ void expect_values(const Tile &tile, const Segment &segment) {
     Source source;
     locate<Reader>(tile, segment, false, source);
     const int end = segment.rows > kDirect || all.begin + kChunk > all.end ? all.end : all.begin + kChunk;
-    for (int t = all.begin; t < end; ++t) {
-        const uint8_t *token = source.group[t / kGroup] + t % kGroup * source.step;
-        for (int64_t at = 0; at < source.step; at += 64) __builtin_prefetch(token + at);
+    for (int t = all.begin; t < end; ++t) expect(source.group[t / kGroup] + t % kGroup * source.step, source.step);
+    if constexpr (kScaled<Reader>) {
+        locate_scales(tile, segment, false, source);
+        for (int g = all.begin / kGroup; g * kGroup < all.end; ++g) expect(source.group[g], kGroup * source.step);
     }
 }
 
 void load_queries(const Tile &tile, const float *const *query, float factor) {
     int dims = 0;
-    with_reader(tile.key, [&](auto reader) { dims = padded<decltype(reader)>(tile.key_dim); });
+    with_key_reader(tile.key, [&](auto reader) { dims = padded<decltype(reader)>(tile.key_dim); });
     float *to = tile.scratch.query;
-    for (int r = 0; r < tile.rows; ++r, to += dims)
-        for (int d = 0; d < dims; ++d) to[d] = d < tile.key_dim ? query[r][d] * factor : 0.0f;
+    if (tile.key == anaphora::Format::int4_keys) {
+        for (int r = 0; r < tile.rows; ++r, to += dims + 1) load_query_of_int4(query[r], dims, factor, to);
+        return;
+    }
+    for (int r = 0; r < tile.rows; ++r, to += dims) {
+        for (int d = 0; d < tile.key_dim; ++d) to[d] = query[r][d] * factor;
+        for (int d = tile.key_dim; d < dims; ++d) to[d] = 0;
+    }
 }
 
 // The panel's dims in order.
@@ -214,10 +215,16 @@ void write_record(const Tile &tile, int row, int panels) {
 
 void partition(const Tile &tile) {
     const int panels = (tile.value_dim + kPanelDims - 1) / kPanelDims;
-    with_reader(tile.key, [&](auto reader) {
-        for (int i = 0; i < tile.segments; ++i) scores_of<decltype(reader)>(tile, tile.segment[i]);
+    with_key_reader(tile.key, [&](auto reader) {
+        using Reader = decltype(reader);
+        for (int i = 0; i < tile.segments; ++i) expect_keys<Reader>(tile, tile.segment[i]);
+        for (int i = 0; i < tile.segments; ++i)
+            if constexpr (kScaled<Reader>)
+                scores_of_codes<Reader>(tile, tile.segment[i]);
+            else
+                scores_of<Reader>(tile, tile.segment[i]);
     });
-    with_reader(tile.value, [&](auto reader) {
+    with_value_reader(tile.value, [&](auto reader) {
         for (int i = 0; i < tile.segments; ++i) expect_values<decltype(reader)>(tile, tile.segment[i]);
     });
     const Range all = seen(tile, Segment{0, tile.rows, 0, kPartition, nullptr}, 0, tile.rows);
@@ -234,10 +241,15 @@ void partition(const Tile &tile) {
         float *record = tile.record[r];
         weigh(scores, own, all, record[tile.value_dim], record[tile.value_dim + 1]);
     }
-    with_reader(tile.value, [&](auto reader) {
-        for (int i = 0; i < tile.segments; ++i) mix_of<decltype(reader)>(tile, tile.segment[i]);
+    with_value_reader(tile.value, [&](auto reader) {
+        using Reader = decltype(reader);
+        for (int i = 0; i < tile.segments; ++i)
+            if constexpr (kScaled<Reader>)
+                mix_of_codes<Reader>(tile, tile.segment[i]);
+            else
+                mix_of<Reader>(tile, tile.segment[i]);
         for (int r = 0; r < tile.rows; ++r)
-            if (tile.begin[r] < tile.end[r]) write_record<decltype(reader)>(tile, r, panels);
+            if (tile.begin[r] < tile.end[r]) write_record<Reader>(tile, r, panels);
     });
 }
 
@@ -255,6 +267,6 @@ void fold(float *state, const float *part, int value_dim) {
 }  // namespace
 
 extern const anaphora::AttentionKernels attention_kernels;
-const anaphora::AttentionKernels attention_kernels{load_queries, partition, fold, write_keys, write_values};
+const anaphora::AttentionKernels attention_kernels{load_queries, partition, fold, write_keys, write_values, turn};
 
 }  // namespace ANAPHORA_TARGET

@@ -2,6 +2,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
@@ -20,14 +21,19 @@ using In = nb::ndarray<const T, nb::ndim<Dimensions>, nb::c_contig, nb::device::
 using Rows3 = nb::ndarray<nb::ro, float, nb::ndim<3>, nb::device::cpu>;
 using Out3 = nb::ndarray<float, nb::ndim<3>, nb::device::cpu>;
 using Layer = std::tuple<int, int64_t, int64_t, int64_t, std::string, std::string>;
+using KeyTurn = std::tuple<In<float, 2>, In<float, 3>, In<float, 3>>;
+using ValueTurn = std::tuple<In<float, 1>, In<float, 2>>;
+using LayerTurns = std::tuple<std::optional<KeyTurn>, std::optional<ValueTurn>>;
 
 void check(bool fine, const std::string &message) {
     if (!fine) throw nb::value_error(message.c_str());
 }
 
-Format format(const std::string &name) {
-    static const std::pair<const char *, Format> known[] = {
-        {"fp32", Format::fp32}, {"bf16", Format::bf16}, {"fp16", Format::fp16}};
+Format format(const std::string &name, bool keys) {
+    const std::pair<const char *, Format> known[] = {
+        {"fp32", Format::fp32}, {"bf16", Format::bf16}, {"fp16", Format::fp16},
+        {"int8", Format::int8}, {"fp8_e4m3", Format::fp8},
+        keys ? std::pair{"int4_keys", Format::int4_keys} : std::pair{"int4_values", Format::int4_values}};
     for (const auto &[word, value] : known)
         if (name == word) return value;
     throw nb::value_error(("no native kernels for keys or values stored as " + name).c_str());
@@ -39,21 +45,59 @@ struct KVStorage {
     std::shared_ptr<Storage> storage;
 };
 
+int64_t token_bytes(Format format, int dim) {
+    check(scale_bytes(format, dim) == 0 || dim % 16 == 0, "formats with scales need dims that are multiples of 16");
+    return code_bytes(format, dim) + scale_bytes(format, dim);
+}
+
+template <typename Array>
+std::vector<float> floats(const Array &from, std::initializer_list<int64_t> shape, const std::string &what) {
+    size_t i = 0;
+    for (int64_t size : shape) check(static_cast<int64_t>(from.shape(i++)) == size, what + " has another shape");
+    return std::vector<float>(from.data(), from.data() + from.size());
+}
+
+Turns turns(const LayerTurns &given, int heads, int key_dim, int value_dim) {
+    const auto &[of_keys, of_values] = given;
+    Turns turns;
+    if (of_keys) {
+        const auto &[mean, keys, queries] = *of_keys;
+        check(key_dim % 16 == 0, "keys are turned where key_dim is a multiple of 16");
+        turns.key_mean = floats(mean, {heads, key_dim}, "the mean of keys");
+        turns.keys = floats(keys, {heads, key_dim, key_dim}, "the turn of keys");
+        turns.queries = floats(queries, {heads, key_dim, key_dim}, "the turn of queries");
+    }
+    if (of_values) {
+        const auto &[rms, spread] = *of_values;
+        check(value_dim % 16 == 0, "values are turned where value_dim is a multiple of 16");
+        turns.value_rms = floats(rms, {heads}, "the rms of values");
+        turns.spread = floats(spread, {value_dim, value_dim}, "the turn of values");
+        turns.gather.resize(turns.spread.size());
+        for (int i = 0; i < value_dim; ++i)
+            for (int j = 0; j < value_dim; ++j) turns.gather[j * value_dim + i] = turns.spread[i * value_dim + j];
+    }
+    return turns;
+}
+
 KVStorage make_storage(nb::ndarray<uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu> data, int block_size,
-                       int kv_heads, int key_dim, int value_dim, const std::vector<Layer> &layers) {
+                       int kv_heads, int key_dim, int value_dim, const std::vector<Layer> &layers,
+                       const std::vector<LayerTurns> &given) {
     check(block_size >= 16 && kPartition % block_size == 0, "block_size must be 16, 32, 64, 128 or 256");
-    check(kv_heads > 0 && key_dim > 0 && value_dim > 0 && key_dim <= 1024 && value_dim <= 1024,
+    check(kv_heads > 0 && key_dim > 0 && value_dim > 0 && key_dim <= kMostDims && value_dim <= kMostDims,
           "kv_heads must be positive, key_dim and value_dim between 1 and 1024");
+    check(given.empty() || given.size() == layers.size(), "turns are given of every layer, or of none");
     auto storage = std::make_shared<Storage>();
     *storage = {data.data(), static_cast<int64_t>(data.shape(0)), static_cast<int64_t>(data.shape(1)), block_size,
                 kv_heads, key_dim, value_dim, {}, nullptr};
     for (const auto &[group, offset, key_bytes, value_bytes, key, value] : layers) {
-        const LayerKV layer{group, offset, key_bytes, value_bytes, format(key), format(value)};
-        check(group >= 0 && offset >= 0 && key_bytes >= code_bytes(layer.key, key_dim) * block_size &&
-                  value_bytes >= code_bytes(layer.value, value_dim) * block_size &&
+        const LayerKV layer{group, offset, key_bytes, value_bytes, format(key, true), format(value, false)};
+        check(group >= 0 && offset >= 0 && key_bytes >= token_bytes(layer.key, key_dim) * block_size &&
+                  value_bytes >= token_bytes(layer.value, value_dim) * block_size &&
                   offset + kv_heads * (key_bytes + value_bytes) <= storage->block_bytes,
               "a layer's pieces do not fit a block");
         storage->layers.push_back(layer);
+        const size_t number = storage->layers.size() - 1;
+        if (!given.empty()) storage->layers.back().turns = turns(given[number], kv_heads, key_dim, value_dim);
     }
     return {nb::cast(data), storage};
 }
@@ -100,7 +144,9 @@ void write_kv(Step &step, int layer, const Rows3 &key, const Rows3 &value) {
     const Heads keys = heads(step, key, storage.kv_heads, storage.key_dim, "key");
     const Heads values = heads(step, value, storage.kv_heads, storage.value_dim, "value");
     nb::gil_scoped_release release;
-    pool()->run([&](Worker &worker) { step.write_kv(worker, layer, keys, values); });
+    const std::shared_ptr<Pool> threads = pool();
+    step.reserve(threads->size());
+    threads->run([&](Worker &worker) { step.write_kv(worker, layer, keys, values); });
 }
 
 void attend(Step &step, int layer, const Rows3 &query, const Out3 &out, float scale, float softcap,
@@ -121,6 +167,13 @@ void attend(Step &step, int layer, const Rows3 &query, const Out3 &out, float sc
     });
 }
 
+std::optional<std::pair<int, std::string>> not_finite(const Step &step) {
+    const char *what;
+    const int layer = step.not_finite(what);
+    if (layer < 0) return {};
+    return std::pair{layer, std::string(what)};
+}
+
 int64_t tokens_read(Step &step, int group, int query_heads) {
     check(group >= 0 && group < static_cast<int>(step.rows().window.size()), "no group " + std::to_string(group));
     step.prepare(query_heads, pool()->size());
@@ -131,13 +184,15 @@ int64_t tokens_read(Step &step, int group, int query_heads) {
 
 void bind_attention(nb::module_ &m) {
     nb::class_<KVStorage>(m, "KVStorage")
-        .def(nb::new_(&make_storage), "data"_a, "block_size"_a, "kv_heads"_a, "key_dim"_a, "value_dim"_a, "layers"_a);
+        .def(nb::new_(&make_storage), "data"_a, "block_size"_a, "kv_heads"_a, "key_dim"_a, "value_dim"_a, "layers"_a,
+             "turns"_a = std::vector<LayerTurns>{});
     nb::class_<Step>(m, "Step")
         .def(nb::new_(&make_step), "storage"_a, "starts"_a, "counts"_a, "blocks"_a, "offsets"_a, "windows"_a,
              "strategy"_a = "chosen", nb::keep_alive<0, 1>())
         .def("write_kv", write_kv, "layer"_a, "key"_a, "value"_a)
         .def("attend", attend, "layer"_a, "query"_a, "out"_a, "scale"_a, "softcap"_a = 0.0f,
              "alibi_slopes"_a = nb::none(), "sinks"_a = nb::none())
+        .def_prop_ro("not_finite", not_finite)
         .def("tokens_read", tokens_read, "group"_a, "query_heads"_a);
 }
 

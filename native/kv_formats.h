@@ -8,6 +8,7 @@
 #pragma once
 #include "attention_tile.h"
 #include "simd.h"
+#include "widen.h"
 
 namespace ANAPHORA_TARGET {
 
@@ -104,6 +105,71 @@ struct Fp16 {
     }
 };
 
+// Formats with scales (storage/formats). Their codes are read as they are: scales multiply sums of keys' codes, and
+// values' elements, which is exact (at most 8 bits times 11).
+//     keys    element<e>(): `group` neighbouring dims share a scale
+//     values  panel(): both vectors of a panel, times the scales that lie in floats, one for each `group` dims
+
+INLINE vf whole(vi x) { return __builtin_convertvector(x, vf); }
+
+struct Int8 {
+    static constexpr int unit = 1, unit_bytes = 1, group = 32;
+    template <int>
+    static INLINE vf element(const uint8_t *from) {
+        return whole(load_signed(from));
+    }
+    static INLINE float decode(const uint8_t *codes, int dim) { return static_cast<int8_t>(codes[dim]); }
+};
+
+struct Fp8 {  // e4m3
+    static constexpr int unit = 1, unit_bytes = 1, group = 64;
+    // The bits, moved to a float's places, are the number times 2^-120.
+    static INLINE vf widen(vi code) { return as_float((vu)code << 20 & 0x87f00000u) * 0x1p120f; }
+    template <int>
+    static INLINE vf element(const uint8_t *from) {
+        return widen(load_signed(from));
+    }
+    static INLINE float decode(const uint8_t *codes, int dim) {
+        return widen(vi{} + static_cast<int8_t>(codes[dim]))[0];
+    }
+};
+
+struct Int4Keys {  // after the wide dims, which are Int8's
+    static constexpr int unit = 2, unit_bytes = 1, group = 1 << 16;
+    static constexpr float wide_step = 0.125f;
+    template <int e>
+    static INLINE vf element(const uint8_t *from) {  // without the 8 that is taken off
+        const vi pair = load_unsigned(from);
+        return whole(e ? pair >> 4 : pair & 15);
+    }
+};
+
+struct Int4Values {
+    static constexpr int unit = 2, unit_bytes = 1, group = 8;
+    static INLINE float decode(const uint8_t *codes, int dim) {
+        return static_cast<float>((codes[dim / 2] >> dim % 2 * 4 & 15) - 8);
+    }
+};
+
+// Dims first .. first + 2 * kLanes - 1 of a token's values, a vector at a time, in the order that place() says.
+template <typename Reader>
+INLINE void panel(const uint8_t *codes, const float *left_scale, const float *right_scale, vf &left, vf &right) {
+    left = Reader::template element<0>(codes) * splat(*left_scale);
+    right = Reader::template element<0>(codes + kLanes) * splat(*right_scale);
+}
+template <>
+INLINE void panel<Int4Values>(const uint8_t *codes, const float *scale, const float *, vf &left, vf &right) {
+#if ANAPHORA_LANES == 16
+    const vi lanes = {0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3};
+#else
+    const vi lanes = {0, 0, 0, 0, 1, 1, 1, 1};
+#endif
+    const vi pair = load_unsigned(codes);
+    const vf size = __builtin_shuffle(load<vf>(scale), lanes), off = size * -8.0f;
+    left = fma(whole(pair & 15), size, off);  // exact
+    right = fma(whole(pair >> 4), size, off);
+}
+
 // Where vector v's lane i of a panel belongs among the panel's dims.
 template <typename Reader>
 constexpr int place(int v, int i) {
@@ -116,18 +182,35 @@ constexpr int padded(int dim) {
     return (dim + Reader::unit - 1) / Reader::unit * Reader::unit;
 }
 
-// Calls fn with the reader of a format.
+// Whether the format has scales.
+template <typename Reader>
+constexpr bool kScaled = requires { Reader::group; };
+
+// Calls fn with the reader of keys', or values', format.
 template <typename Fn>
-INLINE void with_reader(anaphora::Format format, Fn &&fn) {
+INLINE void with_either(anaphora::Format format, Fn &&fn) {
     switch (format) {
         case anaphora::Format::fp32: return fn(Fp32{});
         case anaphora::Format::bf16: return fn(Bf16{});
         case anaphora::Format::fp16: return fn(Fp16{});
+        case anaphora::Format::int8: return fn(Int8{});
+        case anaphora::Format::fp8: return fn(Fp8{});
+        default: return;
     }
+}
+template <typename Fn>
+INLINE void with_key_reader(anaphora::Format format, Fn &&fn) {
+    format == anaphora::Format::int4_keys ? fn(Int4Keys{}) : with_either(format, fn);
+}
+template <typename Fn>
+INLINE void with_value_reader(anaphora::Format format, Fn &&fn) {
+    format == anaphora::Format::int4_values ? fn(Int4Values{}) : with_either(format, fn);
 }
 
 // kv_write_kernels.cpp
-void write_keys(const anaphora::NewTokens &tokens);
-void write_values(const anaphora::NewTokens &tokens);
+bool write_keys(const anaphora::NewTokens &tokens);
+bool write_values(const anaphora::NewTokens &tokens);
+// turn_kernels.cpp
+void turn(const anaphora::Turn &turn, const float *from, int64_t from_stride, int rows, float *to, int64_t to_stride);
 
 }  // namespace ANAPHORA_TARGET

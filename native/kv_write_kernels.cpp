@@ -1,4 +1,5 @@
 // Encodes new keys and values into their blocks.
+#include "kv_encode.h"
 #include "kv_formats.h"
 
 namespace ANAPHORA_TARGET {
@@ -31,14 +32,58 @@ void write_values_as(const NewTokens &tokens) {
             }
 }
 
-}  // namespace
+using Encode = bool(const float *, int, uint8_t *, uint8_t *);
 
-void write_keys(const NewTokens &tokens) {
-    with_reader(tokens.format, [&](auto reader) { write_keys_as<decltype(reader)>(tokens); });
+// Null for formats without scales.
+Encode *encoder(anaphora::Format format) {
+    switch (format) {
+        case anaphora::Format::int8: return encode_int8;
+        case anaphora::Format::fp8: return encode_fp8;
+        case anaphora::Format::int4_keys: return encode_int4_keys;
+        case anaphora::Format::int4_values: return encode_int4_values;
+        default: return nullptr;
+    }
 }
 
-void write_values(const NewTokens &tokens) {
-    with_reader(tokens.format, [&](auto reader) { write_values_as<decltype(reader)>(tokens); });
+bool write_scaled_keys(const NewTokens &tokens, Encode *encode) {
+    const int units = code_bytes(tokens.format, tokens.dim), groups = scale_bytes(tokens.format, tokens.dim) / 2;
+    uint8_t codes[anaphora::kMostDims], scales[anaphora::kMostDims];
+    bool fine = true;
+    for (int t = 0; t < tokens.tokens; ++t) {
+        fine &= encode(tokens.from + t * tokens.row_stride, tokens.dim, codes, scales);
+        uint8_t *to = tokens.piece + tokens.first + t;
+        for (int u = 0; u < units; ++u, to += tokens.block_size) *to = codes[u];
+        to += tokens.first + t;  // two bytes per token from here on
+        for (int g = 0; g < groups; ++g, to += 2 * tokens.block_size) std::memcpy(to, scales + 2 * g, 2);
+    }
+    return fine;
+}
+
+bool write_scaled_values(const NewTokens &tokens, Encode *encode) {
+    const int code = code_bytes(tokens.format, tokens.dim), scale = scale_bytes(tokens.format, tokens.dim);
+    uint8_t *const scales = tokens.piece + static_cast<int64_t>(tokens.block_size) * code;
+    bool fine = true;
+    for (int t = 0, at = tokens.first; t < tokens.tokens; ++t, ++at)
+        fine &= encode(tokens.from + t * tokens.row_stride, tokens.dim, tokens.piece + at * code, scales + at * scale);
+    return fine;
+}
+
+}  // namespace
+
+bool write_keys(const NewTokens &tokens) {
+    if (Encode *encode = encoder(tokens.format)) return write_scaled_keys(tokens, encode);
+    with_key_reader(tokens.format, [&](auto reader) {
+        if constexpr (!kScaled<decltype(reader)>) write_keys_as<decltype(reader)>(tokens);
+    });
+    return true;
+}
+
+bool write_values(const NewTokens &tokens) {
+    if (Encode *encode = encoder(tokens.format)) return write_scaled_values(tokens, encode);
+    with_value_reader(tokens.format, [&](auto reader) {
+        if constexpr (!kScaled<decltype(reader)>) write_values_as<decltype(reader)>(tokens);
+    });
+    return true;
 }
 
 }  // namespace ANAPHORA_TARGET

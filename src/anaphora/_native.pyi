@@ -40,11 +40,15 @@ class KVStorage:
         key_dim: int,
         value_dim: int,
         layers: Sequence[tuple[int, int, int, int, str, str]],
+        turns: Sequence[tuple[tuple[Array, ...] | None, tuple[Array, ...] | None]] = (),
     ) -> None:
         """data uint8 [num_blocks, block_bytes]; block_size 16, 32, 64, 128 or 256.
 
         layers: of each layer (cache group, offset, key_bytes, value_bytes, keys' format, values' format), as
-        storage/codec.py's LayerCodec has them. Raises ValueError for a format that has no kernels.
+        storage/codec.py's LayerCodec has them. turns: of each layer, or of none at all, the float32 arrays of its
+        KeyTransform (mean [kv_heads, key_dim], keys and queries [kv_heads, key_dim, key_dim]) and of its ValueTransform
+        (rms [kv_heads], spread [value_dim, value_dim]), None where it has none. Raises ValueError for a format that has
+        no kernels, or dims that do not suit it.
         """
 
 def read(memory: Array) -> None:
@@ -75,6 +79,13 @@ class Step:
         """key [T, kv_heads, key_dim], value [T, kv_heads, value_dim] float32; tokens any stride apart.
 
         State changes: the storage.
+        """
+
+    @property
+    def not_finite(self) -> tuple[int, str] | None:
+        """The first layer that was given NaN or infinity for a format with scales, and `keys` or `values`.
+
+        What the step has stored means nothing then.
         """
 
     def attend(

@@ -19,6 +19,7 @@ from anaphora.engine.batch import Batch, BatchRow
 from anaphora.engine.models.load import load_model
 from anaphora.engine.runner import ModelRunner
 from anaphora.errors import ConfigError
+from anaphora.geometry.kv_dtype import NAMES, PLAIN
 from anaphora.geometry.layout import CacheLayout
 from anaphora.geometry.model import ModelGeometry
 from anaphora.types import NULL_BLOCK, BlockCopy, BlockId, RequestId
@@ -26,7 +27,7 @@ from support.engines import GREEDY, generate, make_engine
 from support.models import save_tiny_model, tiny_llama
 from support.storage import make_storage, needs_native, runner_of
 
-SIZES = {"vocab_size": 97, "hidden_size": 40, "intermediate_size": 56, "num_hidden_layers": 2, "head_dim": 12}
+SIZES = {"vocab_size": 97, "hidden_size": 40, "intermediate_size": 56, "num_hidden_layers": 2, "head_dim": 16}
 CONFIGS: dict[str, PreTrainedConfig] = {
     "llama": LlamaConfig(**SIZES, num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=2048),
     "gemma2": Gemma2Config(
@@ -77,11 +78,18 @@ def tokens_of(seed: int, count: int) -> list[int]:
 PROMPT = tokens_of(0, LENGTH + 1)
 
 
-@pytest.fixture(scope="module", params=[(name, dtype) for name in CONFIGS for dtype in ("float32", "bfloat16")])
+CASES = [
+    *((name, dtype, None) for name in CONFIGS for dtype in ("float32", "bfloat16")),
+    *(("gemma2", "bfloat16", kv_dtype) for kv_dtype in NAMES if kv_dtype not in PLAIN),
+    ("llama", "float32", "int4"),
+]
+
+
+@pytest.fixture(scope="module", params=CASES, ids=lambda case: "-".join(map(str, case)))
 def case(request: pytest.FixtureRequest, folders: dict[str, Path]) -> tuple[Model, Tensor, Tensor]:
     """(model, logits after the prompt in one go, logits after one more token)."""
-    name, dtype = request.param
-    model = Model(folders[name], dtype)
+    name, dtype, kv_dtype = request.param
+    model = Model(folders[name], dtype, kv_dtype)
     return model, model.compute(model.row(PROMPT[:LENGTH], 0)), model.compute(model.row(PROMPT, LENGTH))
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from types import ModuleType
 
 import numpy as np
@@ -8,14 +9,23 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from support.attention_cases import DTYPES, LAYER, Rules, Sequences, Shape
+from support.attention_cases import APART, LAYER, PLAIN, SCALED, Rules, Sequences, Shape
 
 STRATEGIES = ["chosen", "by_partition", "by_query"]
 
 random_shapes = settings(
-    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 dims = st.one_of(st.sampled_from([32, 64, 80, 96, 112, 128, 256]), st.integers(32, 96))
+
+
+def fitted(shape: Shape) -> Shape:
+    """Formats with scales have dims that are multiples of 16."""
+    if shape.kv_dtype in PLAIN:
+        return shape
+    return replace(shape, key_dim=-(-shape.key_dim // 16) * 16, value_dim=-(-shape.value_dim // 16) * 16)
+
+
 shapes = st.builds(
     Shape,
     kv_heads=st.integers(1, 3),
@@ -23,9 +33,9 @@ shapes = st.builds(
     key_dim=dims,
     value_dim=dims,
     block_size=st.sampled_from([16, 32, 64, 256]),
-    kv_dtype=st.sampled_from(sorted(DTYPES)),
+    kv_dtype=st.sampled_from(PLAIN + SCALED + APART),
     window=st.one_of(st.none(), st.integers(1, 600)),
-)
+).map(fitted)
 parts = st.tuples(
     st.one_of(st.integers(0, 40), st.integers(0, 700), st.sampled_from([255, 256, 257, 511, 512])),
     st.one_of(st.just(1), st.integers(1, 40)),
@@ -116,7 +126,7 @@ def test_not_a_number_reaches_only_those_who_see_it(kernels: ModuleType, target:
     assert not second.isnan().any()
 
 
-@pytest.mark.parametrize("kv_dtype", sorted(DTYPES))
+@pytest.mark.parametrize("kv_dtype", PLAIN)
 @pytest.mark.parametrize(("key_dim", "value_dim", "block_size"), [(64, 64, 16), (33, 47, 32), (80, 1, 256)])
 def test_what_is_written_is_what_the_reference_writes(
     kernels: ModuleType, target: str, kv_dtype: str, key_dim: int, value_dim: int, block_size: int

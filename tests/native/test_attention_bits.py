@@ -15,6 +15,11 @@ SHAPES = [
     Shape(2, 5, 80, 48, 32, "fp32"),
     Shape(1, 16, 96, 112, 64, "fp16", window=270),
     Shape(2, 1, 33, 35, 16, "bf16", window=20),
+    Shape(kv_dtype="int8"),
+    Shape(2, 5, 80, 48, 32, "fp8_e4m3", window=270),
+    Shape(kv_dtype="int4"),
+    Shape(2, 7, 128, 112, 64, "int4"),
+    Shape(1, 2, 96, 16, 16, "k8v4", window=20),
 ]
 shapes = pytest.mark.parametrize(
     "shape", SHAPES, ids=lambda shape: f"{shape.kv_dtype}-{shape.per_head}-{shape.key_dim}"

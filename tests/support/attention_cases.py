@@ -11,12 +11,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from anaphora.geometry.kv_dtype import kv_dtype
 from anaphora.geometry.layout import CacheGroup, CacheLayout
+from anaphora.storage.codec import Codec
+from anaphora.storage.formats.base import Format
 from anaphora.storage.paged import PagedStorage
 from support.native_programs import EPS
-from support.storage import make_storage
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+PLAIN = ("bf16", "fp16", "fp32")
+SCALED = ("fp8_e4m3", "int4", "int8", "k8v4")
+APART = ("bf16+int4", "int4+fp16", "fp8_e4m3+int8", "fp32+fp8_e4m3")
+"""Keys' and values' formats."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +33,7 @@ class Shape:
     value_dim: int = 64
     block_size: int = 16
     kv_dtype: str = "bf16"
+    """A name, or one of keys and one of values with a + between."""
     window: int | None = None
 
     @property
@@ -39,6 +45,11 @@ class Shape:
         """Two layers in one slot each; the second is what is tested."""
         group = CacheGroup(self.window, (0, 1))
         return CacheLayout((group,), 2, self.kv_heads, self.key_dim, self.value_dim, self.block_size)
+
+    @property
+    def codec(self) -> Codec:
+        name, _, values = self.kv_dtype.partition("+")
+        return Codec(kv_dtype(name, value=values or None), self.layout)
 
 
 @dataclass(frozen=True)
@@ -56,6 +67,7 @@ LAYER = 1
 
 
 def native_storage(kernels: ModuleType, storage: PagedStorage) -> Any:
+    """Nothing is turned: what the tests give is what is stored."""
     layout = storage.layout
     layers = []
     for layer in sorted(layer for group in layout.groups for layer in group.layers):
@@ -83,8 +95,7 @@ class Sequences:
 
         def stored(dim: int) -> list[Tensor]:
             head = numbers(shared, shape.kv_heads, dim)
-            whole = [torch.cat((head, numbers(length - shared, shape.kv_heads, dim))) for length in lengths]
-            return [x.to(DTYPES[shape.kv_dtype]).float() for x in whole]
+            return [torch.cat((head, numbers(length - shared, shape.kv_heads, dim))) for length in lengths]
 
         self.keys, self.values = stored(shape.key_dim), stored(shape.value_dim)
         self.queries = [numbers(length, shape.query_heads, shape.key_dim) for length in lengths]
@@ -97,7 +108,8 @@ class Sequences:
         for blocks in blocks_of:
             self.tables.append(head + free[: blocks - common])
             free = free[blocks - common :]
-        self.storage = make_storage(shape.layout, total + 2, shape.kv_dtype, nan=True)
+        self.storage = PagedStorage(shape.codec, total + 2, torch.device("cpu"))
+        self.storage.data.fill_(0xFF)
         self.native = native_storage(kernels, self.storage)
 
     def step(self, parts: Sequence[Part], strategy: str = "chosen") -> Any:
@@ -138,9 +150,16 @@ class Sequences:
         number, start, count = part
         end, heads = start + count, self.shape.per_head
         query = self.queries[number][start:end].double()
-        key, value = (x[number][:end].double().repeat_interleave(heads, dim=1) for x in (self.keys, self.values))
+        codec = self.storage.codec.layer(LAYER)
+        key, value = (
+            _kept(form, x[number][:end]).double().repeat_interleave(heads, dim=1)
+            for form, x in ((codec.key, self.keys), (codec.value, self.values))
+        )
         scores = torch.einsum("qhd,khd->hqk", query, key) * rules.scale
-        size = torch.einsum("qhd,khd->hqk", query.abs(), key.abs()) * rules.scale
+        sizes = key.abs()
+        if codec.key.size.wide:  # what all codes are off by is made up for per query
+            sizes += 2 * sizes.amax(-1, keepdim=True)
+        size = torch.einsum("qhd,khd->hqk", query.abs(), sizes) * rules.scale
         if rules.softcap:
             scores = rules.softcap * torch.tanh(scores / rules.softcap)
         distance = torch.arange(end) - torch.arange(start, end)[:, None]
@@ -165,3 +184,8 @@ class Sequences:
 
     def _along(self, tensors: Sequence[Tensor], parts: Sequence[Part]) -> Tensor:
         return torch.cat([tensors[number][start : start + count] for number, start, count in parts])
+
+
+def _kept(form: Format, x: Tensor) -> Tensor:
+    """What a format gives back of x [T, heads, dim]."""
+    return form.decode(*form.encode(x.flatten(0, 1)), x.shape[2]).view(x.shape)

@@ -7,16 +7,12 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from anaphora.errors import ConfigError
-from anaphora.geometry.kv_dtype import KVDtype
 
 Backend = Literal["native", "torch"]
 CHOICES = ("auto", *get_args(Backend))
 
 NUMERICS: dict[Backend, int] = {"native": 1, "torch": 1}
 """Versions of what a backend computes, to the last bit: raise one, and cached blocks of before match no more."""
-
-NATIVE_KV = frozenset({"fp32", "bf16", "fp16"})
-"""Formats of keys and values that the kernels read."""
 
 ASKED = "asked for"
 """The reason, where the user gave it."""
@@ -35,7 +31,6 @@ class NativeNeeds:
     block_size: int
     dtype: str
     """As asked for: float16 is the one that the kernels do not have."""
-    kv: KVDtype
 
 
 _LIMITS: tuple[tuple[Callable[[NativeNeeds], bool], Callable[[NativeNeeds], str]], ...] = (
@@ -48,12 +43,6 @@ _LIMITS: tuple[tuple[Callable[[NativeNeeds], bool], Callable[[NativeNeeds], str]
     (
         lambda n: n.dtype == "float16",
         lambda n: "the native kernels have no float16 weights; use --dtype auto, bfloat16 or float32",
-    ),
-    (
-        lambda n: not {n.kv.key.name, n.kv.value.name, n.kv.plain.name} <= NATIVE_KV,
-        lambda n: (
-            f"the native kernels do not read --kv-cache-dtype {n.kv.name}; they read {', '.join(sorted(NATIVE_KV))}"
-        ),
     ),
 )
 

@@ -13,7 +13,7 @@ from anaphora.blocks.eviction import DEFAULT_POLICY, POLICIES
 from anaphora.engine.backend import Backend, NativeNeeds, choose_backend
 from anaphora.engine.skip_layers import parse_layers
 from anaphora.errors import ConfigError
-from anaphora.geometry.kv_dtype import BlockMap, KVDtype, kv_dtype
+from anaphora.geometry.kv_dtype import BlockMap, kv_dtype
 from anaphora.geometry.layout import CacheLayout
 from anaphora.geometry.model import ModelGeometry
 from anaphora.geometry.units import human_bytes
@@ -155,17 +155,14 @@ def resolve(
     if user.dtype not in _DTYPE_NAMES:
         raise ConfigError(f"--dtype is {user.dtype!r}; it must be one of {', '.join(_DTYPE_NAMES)}")
     asked = _DTYPE_NAMES[user.dtype]
-    skipped = parse_layers(user.kv_cache_dtype_skip_layers, len(geometry.layers))
-
-    def kept(own: str) -> KVDtype:
-        return kv_dtype(user.kv_cache_dtype, own=own, key=user.k_dtype, value=user.v_dtype, skip_layers=skipped)
-
-    needs = NativeNeeds(machine.device, machine.no_native, user.block_size, asked or "auto", kept("bf16"))
+    needs = NativeNeeds(machine.device, machine.no_native, user.block_size, asked or "auto")
     backend, backend_reason = choose_backend(user.backend, needs)
     fast = machine.fast_bfloat16 or (backend == "native" and has_spec and user.implementation != "transformers")
     dtype, reason = (asked, "asked for") if asked else _own_dtype(model_config, machine.device, fast_bfloat16=fast)
     layout = CacheLayout.of(geometry, user.block_size)
-    blocks = BlockMap(layout, kept(dtype))
+    skipped = parse_layers(user.kv_cache_dtype_skip_layers, len(geometry.layers))
+    kept = kv_dtype(user.kv_cache_dtype, own=dtype, key=user.k_dtype, value=user.v_dtype, skip_layers=skipped)
+    blocks = BlockMap(layout, kept)
     block_bytes = blocks.block_bytes
     weight_bytes = num_weights * DTYPE_BYTES[dtype]
     batched = user.max_num_batched_tokens or (512 if machine.device == "cpu" else 2048)

@@ -13,28 +13,35 @@ from torch import Tensor
 
 from anaphora.engine.attention import Attend
 from anaphora.engine.batch import Batch
+from anaphora.storage.codec import LayerCodec, not_finite
 from anaphora.storage.paged import PagedStorage
 
 if TYPE_CHECKING:
     from anaphora import _native
 
 
+def kv_storage(native: ModuleType, storage: PagedStorage) -> _native.KVStorage:
+    """Holds the storage's memory, and copies of what its codec turns keys, queries, values and outputs by."""
+    layout = storage.layout
+    layers, turns = [], []
+    for layer in range(sum(len(group.layers) for group in layout.groups)):
+        codec = storage.codec.layer(layer)
+        form = (codec.offset, codec.key_bytes, codec.value_bytes, codec.key.size.name, codec.value.size.name)
+        layers.append((layout.place(layer)[0], *form))
+        turns.append(_turns(codec))
+    shape = (layout.block_size, layout.kv_heads, layout.key_dim, layout.value_dim)
+    made: _native.KVStorage = native.KVStorage(storage.data, *shape, layers, turns)
+    return made
+
+
 class NativeStorage:
     """A storage on the CPU as the kernels see it."""
 
     def __init__(self, native: ModuleType, storage: PagedStorage) -> None:
-        layout = storage.layout
-        layers = []
-        for layer in range(sum(len(group.layers) for group in layout.groups)):
-            codec = storage.codec.layer(layer)
-            form = (codec.offset, codec.key_bytes, codec.value_bytes, codec.key.size.name, codec.value.size.name)
-            layers.append((layout.place(layer)[0], *form))
-        self.layout = layout
+        self.layout = storage.layout
         self._native = native
-        self._storage = native.KVStorage(
-            storage.data, layout.block_size, layout.kv_heads, layout.key_dim, layout.value_dim, layers
-        )
-        self._windows = [group.window or 0 for group in layout.groups]
+        self._storage = kv_storage(native, storage)
+        self._windows = [group.window or 0 for group in storage.layout.groups]
 
     def step(self, batch: Batch) -> _native.Step:
         """What all layers of the batch share. Steps of one storage run one at a time."""
@@ -49,6 +56,21 @@ class NativeStorage:
             self._windows,
         )
         return step
+
+
+def check(step: _native.Step) -> None:
+    """Raises AnaphoraError, naming the layer, when the step was to keep NaN or infinity in a format with scales."""
+    if step.not_finite is not None:
+        raise not_finite(*step.not_finite)
+
+
+def _turns(codec: LayerCodec) -> tuple[tuple[Tensor, ...] | None, tuple[Tensor, ...] | None]:
+    """(of keys and queries, of values and outputs) as KVStorage takes them."""
+    key, value = codec.key_transform, codec.value_transform
+    return (
+        None if key is None else tuple(x.contiguous() for x in (key.mean, key.keys, key.queries)),
+        None if value is None else (value.rms[:, 0].contiguous(), value.spread.contiguous()),
+    )
 
 
 def _array(table: object) -> array[int]:
@@ -84,6 +106,7 @@ class _LayerwiseStep:
         sinks: Tensor | None = None,
     ) -> Tensor:
         self._step.write_kv(layer, _by_token(key), _by_token(value))
+        check(self._step)
         out = torch.empty((*query.shape[:2], value.shape[-1]), dtype=torch.float32)
         self._step.attend(
             layer,

@@ -66,10 +66,15 @@ class LayerCodec:
 
     def _check(self, what: str, x: Tensor) -> None:
         if not bool(x.isfinite().all()):
-            raise AnaphoraError(
-                f"layer {self.index} made {what} that are NaN or infinite, which the cache's formats with scales "
-                "cannot hold. Try --dtype float32, or fetch the weights again"
-            )
+            raise not_finite(self.index, what)
+
+
+def not_finite(layer: int, what: str) -> AnaphoraError:
+    """The error that a format with scales was given NaN or infinity; what: keys or values."""
+    return AnaphoraError(
+        f"layer {layer} made {what} that are NaN or infinite, which the cache's formats with scales cannot hold. "
+        "Try --dtype float32, or fetch the weights again"
+    )
 
 
 class Codec:

@@ -11,7 +11,7 @@ from anaphora.engine.batch import Batch
 from anaphora.engine.models.native_program import Recorder
 from anaphora.engine.models.spec import DecoderSpec
 from anaphora.engine.models.weights import WeightReader
-from anaphora.engine.native_attention import NativeStorage
+from anaphora.engine.native_attention import NativeStorage, check
 from anaphora.engine.runner import Compute, StepLogits
 
 
@@ -42,6 +42,7 @@ class NativeExecutor:
             logits = torch.empty(len(wanted), self._decoder.vocab_size)
             best = np.empty(len(wanted), np.int64)
             self._decoder.program.run(step, token_ids, positions, wanted, logits, best)
+            check(step)
             return StepLogits(logits, best)
 
         return compute

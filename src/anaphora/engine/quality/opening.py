@@ -46,11 +46,7 @@ def open_model(folder: ModelFolder, user: UserConfig, names: Sequence[str]) -> O
     Raises ConfigError for unknown names and what else cannot be, and what loading raises. State changes: memory.
     """
     plain = replace(user, kv_cache_dtype=REFERENCE, k_dtype=None, v_dtype=None, kv_cache_dtype_skip_layers="")
-    users = [plain, *(replace(user, kv_cache_dtype=name) for name in names)]
-    every = [prepare(folder, each) for each in users]
-    slowest = next((each for each in every if each.config.backend != every[0].config.backend), None)
-    if slowest is not None:  # or kernels would be compared, not forms
-        every = [prepare(folder, replace(each, backend=slowest.config.backend)) for each in users]
+    every = [prepare(folder, each) for each in (plain, *(replace(user, kv_cache_dtype=name) for name in names))]
     different = {each.blocks.dtype.name: each for each in every}
     if len(different) < 2:
         raise ConfigError(f"nothing to compare with {REFERENCE}: name another form, for example --kv-dtypes int8,int4")
