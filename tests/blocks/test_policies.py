@@ -13,16 +13,17 @@ from hypothesis import strategies as st
 from anaphora.blocks.eviction import LRU, POLICIES, EvictionPolicy, make_policy
 from anaphora.blocks.eviction.cost_aware import CostAware
 from anaphora.blocks.eviction.ghosts import Ghosts
-from anaphora.blocks.eviction.hazard import MEMORY, Hazard
+from anaphora.blocks.eviction.hazard import Hazard
 from anaphora.blocks.eviction.return_model import (
     _EDGES,
     _WIDTHS,
     BUCKETS,
     ReturnModel,
-    _index,
     bucket_of,
     class_of,
+    index_of,
 )
+from anaphora.blocks.eviction.runs import MEMORY, History, Run
 from anaphora.blocks.pool import Block
 from anaphora.errors import ConfigError
 from anaphora.replay.simulator import PoolReplay, replay
@@ -164,7 +165,7 @@ def test_buckets_and_edges_agree() -> None:
 
 @given(st.lists(st.floats(0.0, 0.9), min_size=BUCKETS, max_size=BUCKETS))
 def test_the_hull_gives_the_best_of_all_ends(hazard: list[float]) -> None:
-    index = _index(hazard)
+    index = index_of(hazard)
     for start in range(0, BUCKETS, 5):
         away, ticks, back, best = 1.0, 0.0, 0.0, 0.0
         for rate, width in zip(hazard[start:], _WIDTHS[start:], strict=True):
@@ -181,11 +182,46 @@ def test_the_model_learns_when_a_class_returns() -> None:
     model.returned(kind, 100, 60_000)
     model.stayed_away(kind, 20_000)
     model.stayed_away(class_of(1, 0.0), 100_000)
-    model.learn([])
+    model.learn([], 1 << 20)
     index = model.index[kind]
     assert index[bucket_of(20)] < index[bucket_of(60)] < index[bucket_of(100)]  # the nearer, the better
     assert index[bucket_of(100)] > 20 * index[bucket_of(300)]  # too late: it will not come
     assert index[bucket_of(20)] > 5 * model.index[class_of(1, 0.0)][bucket_of(20)]
+
+
+def test_what_is_foreseen_is_what_was_seen() -> None:
+    """Of blocks that came back at 100 in three cases out of four, three quarters of those waiting will, and by then."""
+    model, kind = ReturnModel(), class_of(5, 7.0)
+    model.returned(kind, 100, 600_000)
+    model.stayed_away(kind, 200_000)
+    model.learn([], 1 << 12)
+    assert model.foresee([(kind, 0, 1000)], 90) == pytest.approx(0, abs=5)
+    assert model.foresee([(kind, 0, 1000)], 130) == pytest.approx(750, abs=5)
+    assert model.foresee([(kind, 0, 600), (kind, 60, 400)], 1000) == pytest.approx(750, abs=5)
+    assert model.foresee([(kind, 200, 1000)], 1 << 40) < 20
+    before = model.foresee([(class_of(3, 7.0), 0, 1000)], 130)  # never seen: leans on the others, who know less of it
+    assert 600 < before < 750
+    model.fade(0.0)
+    model.learn([], 1 << 12)
+    assert model.foresee([(kind, 0, 1000)], 130) < 0.3 * before  # what never happened is not foreseen
+
+
+def test_surprise_makes_it_forget() -> None:
+    """Of forty runs begun between two lessons 36 come back after the next one; then, once, none does."""
+    history, kept, runs, now = History(), [], list[Run](), 0
+    for lesson in range(30):
+        if lesson != 25:
+            for run in runs[:36]:
+                history.returned(run, 25, history.start(now, 2, 9.0), now)
+        runs = [history.start(now + 1, 1, 0.0) for _ in range(40)]
+        for run in runs:
+            run.cohort.waiting += 25
+        now = history.next_lesson
+        history.lesson(now, 1000)
+        kept.append(sum(map(sum, history.model._returned.values())))
+    assert all(0.8 < after / before < 1.5 for before, after in pairwise(kept[10:25]))
+    assert kept[25] < 0.15 * kept[24]
+    assert kept[26] > kept[25]
 
 
 @pytest.mark.parametrize(
@@ -196,11 +232,23 @@ def test_ours_beats_lru_where_there_is_something_to_learn(name: str, num_blocks:
     assert hits[1] > hits[0] + gain
 
 
+def gain(name: str, num_requests: int, seed: int, num_blocks: int) -> float:
+    hits = [
+        replay(GENERATORS[name](num_requests, seed), num_blocks, make_policy(p)).block_hit_rate
+        for p in ("lru", "hazard")
+    ]
+    return hits[1] - hits[0]
+
+
 @pytest.mark.parametrize("num_blocks", [100, 2000])
 @pytest.mark.parametrize("name", GENERATORS)
 def test_ours_is_never_far_below_lru(name: str, num_blocks: int) -> None:
-    hits = [replay(GENERATORS[name](800, 3), num_blocks, make_policy(p)).block_hit_rate for p in ("lru", "hazard")]
-    assert hits[1] > hits[0] - 0.005
+    assert gain(name, 800, 3, num_blocks) > -0.005
+
+
+@pytest.mark.parametrize("seed", [1, 5])
+def test_not_even_when_habits_change_at_once(seed: int) -> None:
+    assert gain("shifting", 3000, seed, 2000) > -0.005
 
 
 def test_what_ours_remembers_is_bounded_by_the_pool() -> None:
@@ -209,7 +257,7 @@ def test_what_ours_remembers_is_bounded_by_the_pool() -> None:
     for request in GENERATORS["scans"](1000, 1):
         cache.request(request.blocks(512))
         assert len(policy._names) <= MEMORY * 200 + 5000
-        assert len(policy._log) <= 2 * (MEMORY * 200 + 5000)
+        assert len(policy._history) <= 100  # a cohort for each class seen between two lessons
 
 
 def test_a_lesson_with_nothing_cached() -> None:

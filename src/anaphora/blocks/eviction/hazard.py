@@ -7,7 +7,7 @@ touched, so the same trace gives the same decisions everywhere.
 
 Blocks used together are one `Run`: they share class and age, so learning and choosing cost per run and not per
 block. Evicted blocks leave their run's name behind, for as long as returns are counted: a conversation whose
-blocks are gone is known when it comes back. The victim is the worst of a sample of leaves, and then its
+blocks are gone is known when it comes back. The victims are the worst of a sample of leaves, each with its
 ancestors of the same run, while they are leaves.
 
 Related: LHD (Beckmann, Chen, Cidon, NSDI 2018) ranks by hits per space and time, with sampled candidates; the
@@ -16,58 +16,26 @@ index is Gittins' (1979). Chains, runs, classes by turn and gap, and names of ru
 
 from __future__ import annotations
 
-from collections import deque
 from math import log2
 from random import Random
 from typing import TypeVar
 
 from anaphora.blocks.eviction.base import EvictionPolicy, PrefixEntry
-from anaphora.blocks.eviction.return_model import ReturnModel, bucket_of, class_of
+from anaphora.blocks.eviction.return_model import bucket_of, class_of
+from anaphora.blocks.eviction.runs import History, Run
 from anaphora.types import BlockHash
 
 P = TypeVar("P", bound=PrefixEntry)
 
-SAMPLE = 24
-"""Leaves looked at anew for each victim."""
-SPARE = 12
+SAMPLE = 64
+"""Leaves looked at anew ..."""
+VICTIMS = 4
+"""... for so many victims; fewer where there are few leaves."""
+SPARE = 16
 """The next worst ones of the last sample, looked at again."""
 FORKS = 3
-"""Children a block may get before what follows it counts as another conversation (a system prompt has thousands)."""
-MEMORY = 8
-"""Returns are counted, and names of evicted blocks kept, for as many ticks as MEMORY times the cached blocks."""
-
-RIPE = 3
-"""Nothing is learned before that many times the cached blocks were touched: LRU's order until then."""
-HALF_LIFE = 64
-"""What was learned counts half after as many ticks as HALF_LIFE times the cached blocks: habits change."""
-
-
-class Run:
-    """Blocks used together: when, in which class, and how many of them have not been used again."""
-
-    __slots__ = ("born", "gap", "kind", "live", "turn")
-
-    def __init__(self, born: int, kind: int, turn: int, gap: float) -> None:
-        self.born = born
-        self.kind = kind
-        self.turn = turn
-        """Uses so far, of the prefix it continues."""
-        self.gap = gap
-        """Log2 of the ticks between uses, averaged with more weight on the last."""
-        self.live = 0
-
-
-class _State:
-    """Of a cached entry."""
-
-    __slots__ = ("children", "place", "run")
-
-    def __init__(self, run: Run) -> None:
-        self.run = run
-        self.children = 0
-        """Different ones, ever."""
-        self.place = -1
-        """Index in the list of candidates."""
+"""Children a block may get later before what follows it counts as another conversation (a system prompt has
+thousands)."""
 
 
 class Hazard(EvictionPolicy[P]):
@@ -75,18 +43,26 @@ class Hazard(EvictionPolicy[P]):
 
     def __init__(self, seed: int = 0) -> None:
         self._random = Random(seed).random
-        self._states: dict[P, _State] = {}
+        self._runs: dict[P, Run] = {}
+        """Of every cached entry."""
+        self._forks: dict[P, int] = {}
+        """Children that were not inserted right after their parent, ever."""
         self._candidates: list[P] = []
+        self._places: dict[P, int] = {}
+        """Indices in the list of candidates."""
+        self._doomed: list[tuple[P, Run]] = []
+        """The next victims, the worst last; void when used since."""
         self._spare: list[P] = []
         self._names: dict[BlockHash, Run] = {}
         """Of evicted blocks, the first evicted first."""
-        self._log: deque[Run] = deque()
-        self._model = ReturnModel()
+        self._history = History()
         self._now = 0
-        self._next_lesson = 512
+        self._next_lesson = self._history.next_lesson
+        self._latest: P | None = None
+        """The entry that was inserted last."""
         self._returning: Run | None = None
         """The run whose blocks are being used again, `_num_returned` of them, and what they become."""
-        self._becomes = Run(0, 0, 1, 0.0)
+        self._becomes = self._history.start(0, 1, 0.0)
         self._num_returned = 0
         self._popped: Run | None = None
         """Run of the last victim, until something is added."""
@@ -99,95 +75,109 @@ class Hazard(EvictionPolicy[P]):
         self._now += 1
         if self._now >= self._next_lesson:
             self._learn()
-        above = self._states[parent] if parent is not None else None
-        if (known := self._names.pop(entry.hash, None)) is not None:
+        known = self._names.pop(entry.hash, None)
+        if known is not None:
             run = self._return(known)
         else:
-            continues = above if above is not None and above.children < FORKS else None
-            run = continues.run if continues is not None else self._start(class_of(1, 0.0), 1, 0.0)
-            run.live += 1
-            if above is not None:
-                above.children += 1
-        self._states[entry] = _State(run)
+            run = self._continued(parent) or self._history.start(self._now, 1, 0.0)
+            run.cohort.waiting += 1
+        self._runs[entry] = run
+        self._latest = entry
 
     def hit(self, entry: P) -> None:
         self._now += 1
         if self._now >= self._next_lesson:
             self._learn()
-        state = self._states[entry]
-        state.run = self._return(state.run)
+        self._runs[entry] = self._return(self._runs[entry])
 
     def forget(self, entry: P) -> None:
-        del self._states[entry]
+        del self._runs[entry]
+        self._forks.pop(entry, None)
 
     # Candidates
 
     def add(self, entry: P) -> None:
-        state = self._states[entry]
-        if state.run is self._popped:
+        if self._runs[entry] is self._popped:
             self._next_victim = entry
         else:
-            state.place = len(self._candidates)
+            self._places[entry] = len(self._candidates)
             self._candidates.append(entry)
         self._popped = None
 
     def remove(self, entry: P) -> None:
         if entry is self._next_victim:
             self._next_victim = None
-            return
-        state = self._states[entry]
-        if state.place < 0:
-            raise KeyError(entry)
-        self._take(entry, state)
+        else:
+            self._take(entry)
 
     def pop(self) -> P:
-        if (entry := self._next_victim) is not None:
+        entry = self._next_victim
+        if entry is not None:
             self._next_victim = None
-            state = self._states.pop(entry)
         else:
             entry = self._worst()
-            state = self._states.pop(entry)
-            self._take(entry, state)
-        self._popped = self._names[entry.hash] = state.run
+            self._take(entry)
+        self._popped = self._names[entry.hash] = self._runs[entry]
+        self.forget(entry)
         return entry
 
     def __len__(self) -> int:
         return len(self._candidates) + (self._next_victim is not None)
 
-    def _take(self, entry: P, state: _State) -> None:
+    def _take(self, entry: P) -> None:
+        place = self._places.pop(entry)
         last = self._candidates.pop()
         if last is not entry:
-            self._candidates[state.place] = last
-            self._states[last].place = state.place
-        state.place = -1
+            self._candidates[place] = last
+            self._places[last] = place
 
     def _worst(self) -> P:
-        """Of a sample; of equals the oldest. Raises IndexError when there is no candidate."""
-        candidates, states, random = self._candidates, self._states, self._random
+        """Raises IndexError when there is no candidate."""
+        while self._doomed:
+            entry, run = self._doomed.pop()
+            if entry in self._places and self._runs[entry] is run:
+                return entry
+        self._choose()
+        return self._doomed.pop()[0]
+
+    def _choose(self) -> None:
+        """New victims: the worst of a sample; of equals the oldest."""
+        candidates, random, runs = self._candidates, self._random, self._runs
         count = len(candidates)
-        if count <= SAMPLE:
-            looked_at = set(candidates)
-        else:
-            looked_at = {candidates[int(random() * count)] for _ in range(SAMPLE)}
-            looked_at.update(e for e in self._spare if e in states and states[e].place >= 0)
-        if not looked_at:
-            raise IndexError("no candidate")
-        now, index = self._now, self._model.index
+        looked_at = candidates
+        if count > SAMPLE:
+            looked_at = [candidates[int(random() * count)] for _ in range(SAMPLE)]
+            looked_at += [entry for entry in self._spare if entry in self._places]
+            looked_at = list(dict.fromkeys(looked_at))
+        now, index = self._now, self._history.model.index
         ranked = []
-        for entry in looked_at:
-            run = states[entry].run
-            age = now - run.born
-            ranked.append((index[run.kind][bucket_of(age)], -age, states[entry].place, entry))
+        for place, entry in enumerate(looked_at):
+            run = runs[entry]
+            ranked.append(
+                (
+                    index[run.kind][bucket_of(now - run.born)],
+                    run.born,
+                    place,
+                    entry,
+                    run,
+                )
+            )
         ranked.sort()
-        self._spare = [item[3] for item in ranked[1 : SPARE + 1]]
-        return ranked[0][3]
+        stop = max(1, min(VICTIMS, len(ranked) // 16))
+        self._doomed = [(entry, run) for *_, entry, run in reversed(ranked[:stop])]
+        self._spare = [item[3] for item in ranked[stop : stop + SPARE]]
 
     # Learning
 
-    def _start(self, kind: int, turn: int, gap: float) -> Run:
-        run = Run(self._now, kind, turn, gap)
-        self._log.append(run)
-        return run
+    def _continued(self, parent: P | None) -> Run | None:
+        """The run of the parent, if a new child goes on with its conversation."""
+        if parent is None:
+            return None
+        if parent is not self._latest:
+            forks = self._forks[parent] = self._forks.get(parent, 0) + 1
+            if forks >= FORKS:
+                return None
+        return self._runs[parent]
 
     def _return(self, run: Run) -> Run:
         """One more block of the run is used again; what run it belongs to now."""
@@ -196,34 +186,21 @@ class Hazard(EvictionPolicy[P]):
             self._returning = run
             now, ticks = self._now, log2(self._now - run.born + 1)
             gap = ticks if run.turn < 2 else (run.gap + ticks) / 2
-            kind = class_of(run.turn + 1, gap)
             # The runs along one prompt's path become one where they are alike.
-            if self._becomes.kind != kind or now - self._becomes.born > 64:
-                self._becomes = self._start(kind, run.turn + 1, gap)
+            if self._becomes.kind != class_of(run.turn + 1, gap) or now - self._becomes.born > 64:
+                self._becomes = self._history.start(now, run.turn + 1, gap)
         self._num_returned += 1
-        self._becomes.live += 1
         return self._becomes
 
     def _count_returned(self) -> None:
-        if self._num_returned and self._returning is not None:
-            self._model.returned(self._returning.kind, self._now - self._returning.born, self._num_returned)
-            self._returning.live -= self._num_returned
-        self._num_returned = 0
+        if self._returning is not None:
+            self._history.returned(self._returning, self._num_returned, self._becomes, self._now)
+        self._returning, self._num_returned = None, 0
 
     def _learn(self) -> None:
         self._count_returned()
-        self._returning = None
-        size = max(1, len(self._states))
-        oldest = self._now - MEMORY * size
-        while self._log and self._log[0].born < oldest:
-            gone = self._log.popleft()
-            self._model.stayed_away(gone.kind, gone.live)
-        self._forget_names_before(oldest)
-        ticks = min(self._now, max(4096, size))
-        if self._now >= RIPE * size:
-            self._model.learn([(run.kind, self._now - run.born, run.live) for run in self._log if run.live > 0])
-            self._model.age(0.5 ** (ticks / (HALF_LIFE * size)))
-        self._next_lesson = self._now + ticks
+        self._forget_names_before(self._history.lesson(self._now, len(self._runs)))
+        self._next_lesson = self._history.next_lesson
 
     def _forget_names_before(self, oldest: int) -> None:
         """Names from before that tick; in order of eviction, so that one that is kept ends the search."""
