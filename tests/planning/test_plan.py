@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from anaphora.errors import ConfigError, HardwareNotFound
 from anaphora.geometry.model import ModelGeometry
+from anaphora.planning.anaphora_pool import NATIVE_FAMILIES
 from anaphora.planning.ask import Wishes, ask
 from anaphora.planning.engines import ENGINES
 from anaphora.planning.hardware import find_device
@@ -302,6 +303,25 @@ def test_dtypes_are_resolved() -> None:
     asked, remarks = ask(scaled, ModelGeometry.from_catalog(scaled), Wishes("h100", context=4096))
     assert asked.settings.kv_cache_dtype == "fp8"
     assert any("brings scales" in remark for remark in remarks)
+
+
+@pytest.mark.parametrize(
+    ("name", "block_size", "width"),
+    [(QWEN, None, 2), (QWEN, 8, 4), ("mistralai/Mixtral-8x7B-v0.1", None, 4)],
+)
+def test_a_cpu_without_bfloat16_runs_it_where_the_native_kernels_run(
+    name: str, block_size: int | None, width: int
+) -> None:
+    asked = question(
+        name, engine="anaphora", hardware="epyc-rome-64gb", context=1024, concurrency=1, block_size=block_size
+    )
+    assert asked.settings.model_dtype_bytes == width
+
+
+def test_the_native_families_are_those_of_the_compact_decoder() -> None:
+    from anaphora.engine.models.spec import FAMILIES
+
+    assert set(FAMILIES) == NATIVE_FAMILIES
 
 
 def test_changed_keeps_the_concurrency_and_the_sequences_together() -> None:

@@ -11,6 +11,17 @@ from anaphora.planning.search import largest
 
 DEFAULT_BLOCK = 16
 
+NATIVE_FAMILIES = frozenset(
+    {
+        *("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text"),
+        *("phi3", "granite", "olmo2", "smollm3"),
+    }
+)
+"""model_types that the native kernels run: those of the engine's compact decoder (a test compares them)."""
+
+_NATIVE_STEP = 16
+"""Tokens of a block that a native kernel reads at a time."""
+
 
 class AnaphoraMemory:
     """num_blocks = bytes of the pool // bytes of a block; nothing is kept back, prefixes are reused to the token."""
@@ -56,6 +67,11 @@ class AnaphoraMemory:
         layout = _layout(geometry, settings)
         blocks, batch = available_bytes // _block_bytes(layout, settings), batched_tokens(settings)
         return largest(settings.max_model_len, lambda length: layout.blocks_for(length, batch) <= blocks)
+
+
+def keeps_bfloat16(geometry: ModelGeometry, block_size: int | None) -> bool:
+    """Whether a CPU without bfloat16 instructions runs the model in bfloat16: the native kernels do, torch does not."""
+    return geometry.model_type in NATIVE_FAMILIES and (block_size or DEFAULT_BLOCK) % _NATIVE_STEP == 0
 
 
 def bytes_per_token(geometry: ModelGeometry, settings: EngineSettings) -> int:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from anaphora.errors import ConfigError
 from anaphora.geometry.model import ModelGeometry
+from anaphora.planning.anaphora_pool import keeps_bfloat16
 from anaphora.planning.capability import compute_capability, engine_device
 from anaphora.planning.engines import Engine, find_engine
 from anaphora.planning.hardware import Device, find_device
@@ -194,6 +195,7 @@ def _weights(geometry: ModelGeometry, wishes: Wishes, engine: Engine, device: De
         if wide and quantization is None and engine.name not in _KEEP_FLOAT32:
             quantization = "bfloat16"
         slow = engine.name == "anaphora" and device.kind == "cpu" and "bf16" not in device.flops
+        slow = slow and not keeps_bfloat16(geometry, wishes.block_size)
         width = 4 if slow or (wide and engine.name in _KEEP_FLOAT32) else 2
     elif width == 4 and quantization is None and not (own and own.rest == 32):
         quantization = "float32"

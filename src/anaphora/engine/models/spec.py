@@ -1,6 +1,6 @@
 """What the compact decoder is told about a model: config.json -> DecoderSpec.
 
-One row of `_FAMILIES` per model_type says in what it differs from Llama. A model that needs something no field of
+One row of `FAMILIES` per model_type says in what it differs from Llama. A model that needs something no field of
 the spec expresses gets no spec and goes the transformers way.
 """
 
@@ -89,7 +89,7 @@ def decoder_spec(
     bidirectional attention.
     """
     text = config.get("text_config") or config
-    family = _FAMILIES.get(geometry.model_type)
+    family = FAMILIES.get(geometry.model_type)
     if family is None:
         return None
     if text.get("use_bidirectional_attention"):
@@ -238,7 +238,7 @@ def _olmo2(text: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-_FAMILIES: dict[str, _Family] = {
+FAMILIES: dict[str, _Family] = {
     "llama": _llama,
     "mistral": lambda text: {},
     "qwen2": lambda text: {"qkv_bias": True},
