@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 from llama_cpp import llama_cpp as api  # type: ignore[import-not-found, unused-ignore]
 
-TYPES = {"f16": api.GGML_TYPE_F16, "bf16": api.GGML_TYPE_BF16, "q8_0": api.GGML_TYPE_Q8_0, "q4_0": api.GGML_TYPE_Q4_0}
+TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q8_0": 8, "bf16": 30}
+"""Numbers of ggml's types (ggml.h); the binding does not name all of them."""
 FLASH = 1
 """LLAMA_FLASH_ATTN_TYPE_ENABLED: quantised values need it, so all have it."""
 
