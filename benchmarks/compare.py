@@ -98,6 +98,8 @@ def main() -> None:
     if args.markdown_file:
         args.markdown_file.write_text(table)
     print(table)
+    if report["ended_early"]:
+        raise SystemExit(130)
 
 
 def measure(workloads: list[Workload], peers: list[Peer], places: Places, args: argparse.Namespace) -> dict[str, Any]:
@@ -105,9 +107,10 @@ def measure(workloads: list[Workload], peers: list[Peer], places: Places, args: 
     began, load_before = time.perf_counter(), os.getloadavg()
     config = json.loads((places.model / "config.json").read_text())
     meter = Meter(Geometry.of(config), places.threads)
+    ended_early = False
+    runs = Runs(places, word_ids(places.model), args.rounds, args.cell_seconds, meter.measure)
     try:
         meter.measure()
-        runs = Runs(places, word_ids(places.model), args.rounds, args.cell_seconds, meter.measure)
         small = [w for w in workloads if not w.large]
         if inside := [w for w in small if w.in_process]:
             runs.in_process(inside, peers, places.model, config["vocab_size"])
@@ -117,6 +120,11 @@ def measure(workloads: list[Workload], peers: list[Peer], places: Places, args: 
             runs.starts(workload, peers)
         for workload in (w for w in workloads if w.large):
             runs.in_pairs(workload, peers, places.large_model, GEOMETRY["vocab_size"])
+    except (KeyboardInterrupt, SystemExit):
+        if not runs.cells:
+            raise
+        ended_early = True
+        print("ended early; the report holds what was measured", file=sys.stderr)
     finally:
         meter.close()
     limits = limits_json(meter.bandwidths, meter.method, meter.gemms)
@@ -128,6 +136,7 @@ def measure(workloads: list[Workload], peers: list[Peer], places: Places, args: 
         "threads": places.threads,
         "model": args.model,
         "rounds": args.rounds,
+        "ended_early": ended_early,
         "load_before": load_before,
         "load_after": os.getloadavg(),
         "seconds": time.perf_counter() - began,

@@ -75,6 +75,8 @@ def serve(load: Callable[[Start], Engine]) -> None:
             return {}
         workload, engine = Workload(**command["workload"]), state["engine"]
         asked = prompts(workload, command["turn"], plain_ids(state["start"].vocabulary))
+        if workload.shared and not command["turn"] and len(asked) > 1:
+            engine.generate(asked[:1], 1)  # else engines that cache a prompt when it has ended compute it once a stream
         times = engine.generate(asked, workload.new)
         if any(len(stream) != workload.new for stream in times):
             raise RuntimeError(f"asked for {workload.new} tokens a stream, got {[len(s) for s in times]}")
