@@ -223,16 +223,15 @@ class DiskTier:
 
         A block that finds no room waits until those before it are here: it may push one of them out.
         """
-        coming = _Coming()
-        first, size = blocks[start], slot_bytes(blocks[start].num_tokens, data[start].nbytes)
-        keys = set()
+        coming, keys = _Coming(), set[bytes]()
+        first, length = blocks[start], data[start].nbytes
+        size = slot_bytes(first.num_tokens, length)
+        most = start + max(1, CALL_BYTES // size)
         with self._lock:
             for i in range(start, len(blocks)):
                 block = blocks[i]
-                alike = (
-                    size == slot_bytes(block.num_tokens, data[i].nbytes) and block.space.digest == first.space.digest
-                )
-                if not alike or (len(coming.places) + 1) * size > max(CALL_BYTES, size):
+                alike = data[i].nbytes == length and len(block.tokens) == len(first.tokens)
+                if i == most or not alike or block.space.digest != first.space.digest:
                     return coming, i
                 if (known := self._residents.get(block.key)) is not None:
                     self._residents.touch(known)

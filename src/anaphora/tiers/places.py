@@ -14,8 +14,8 @@ from anaphora.tiers.store import Space
 _USUAL_SEGMENT = 64 << 20
 _FEWEST_SEGMENTS, _MOST_SEGMENTS = 8, 64
 """A limit is cut into about so many files: small enough to give one up for another model, few enough to keep open."""
-CALL_BYTES = 2 << 20
-"""At most about so much is written or read in one call: larger ones are no faster, and hold the device for longer."""
+CALL_BYTES = 4 << 20
+"""At most so much is written or read in one call: larger ones are no faster, and hold the device for longer."""
 
 
 class Place(NamedTuple):
