@@ -87,6 +87,8 @@ def test_people_json_and_page_tell_the_same(conversations: Path, tmp_path: Path)
     assert 0 < hazard["saved_seconds"] < found["without_cache"]["prefill_seconds"]
     assert hazard["ttft_seconds"]["p50"] <= found["without_cache"]["ttft_seconds"]["p50"]
     assert found["worth"]["gib"] == 25
+    assert "Up to 25.0 GiB a GiB saves 1 s an hour or more under hazard; more was not tried." in told.stdout
+    assert "under hazard; beyond, less." in run(conversations, *H100, "--worth", "1", "--sizes", "400,40000").stdout
     html = page.read_text()
     assert html.count("<svg") == 5
     assert "hits" in html
@@ -150,7 +152,7 @@ def test_several_files_are_one_trace_and_bad_lines_are_shown(tmp_path: Path) -> 
     second.write_text("\n".join(lines[:2]))
     told = run(first, second, "--sizes", "20")
     assert told.exit_code == 0
-    assert "a.jsonl: 1 of 3 lines left out. line 3: no JSON" in told.stdout
+    assert "a.jsonl: 1 of 3 lines left out. line 3: no JSON (Expecting value at character 1)" in told.stdout
     assert report(first, second)["endless_cache"]["hit_blocks"] == 5
     with pytest.raises(InputError, match="line 3"):
         run(first, "--strict")

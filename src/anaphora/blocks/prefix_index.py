@@ -157,7 +157,7 @@ class PrefixIndex:
         """The group's block is found no more. Links that nobody needs any longer go."""
         if node.missing == 0:
             sources = node.above.sources
-            del sources[bisect_left(sources, node.tokens, key=_tokens_of)]
+            del sources[bisect_left(sources, node.tokens, key=_tokens_of) if len(sources) > 1 else 0]
         node.blocks[group] = NULL_BLOCK
         node.missing += 1
         self._prune(node)

@@ -114,9 +114,8 @@ def _worth(study: Study) -> str:
     worth, enough = study.plan.worth, study.enough()
     if enough is None:
         return f"No size saves {worth:g} s an hour for each of its GiB."
-    return (
-        f"Up to {enough.gib:,.1f} GiB a GiB saves {worth:g} s an hour or more under {study.main_policy}; beyond, less."
-    )
+    beyond = "more was not tried" if enough == study.offers()[-1] else "beyond, less"
+    return f"Up to {enough.gib:,.1f} GiB a GiB saves {worth:g} s an hour or more under {study.main_policy}; {beyond}."
 
 
 def print_study(study: Study, reports: Sequence[tuple[Path, ReadReport]]) -> None:

@@ -9,7 +9,7 @@ from anaphora.blocks.eviction.return_model import ReturnModel, class_of
 
 MEMORY = 8
 """Returns are counted, and names of evicted blocks kept, for as many ticks as MEMORY times the cached blocks."""
-RIPE = 3
+RIPE = 4
 """Nothing is learned before that many times the cached blocks were touched: LRU's order until then."""
 HALF_LIFE = 64
 """What was learned counts half after as many ticks as HALF_LIFE times the cached blocks: habits change."""

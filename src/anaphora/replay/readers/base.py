@@ -135,6 +135,8 @@ def json_row(line: str) -> dict[str, Any]:
         row = json.loads(line)
     except UnicodeEncodeError:
         raise BadLine("not UTF-8") from None
+    except json.JSONDecodeError as error:
+        raise BadLine(f"no JSON ({error.msg} at character {error.pos + 1})") from None
     except (ValueError, RecursionError) as error:
         raise BadLine(f"no JSON ({error})") from None
     if not isinstance(row, dict):
