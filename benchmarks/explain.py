@@ -103,7 +103,7 @@ def main() -> None:
             shares.append(timed.seconds / spent[with_it])
             calls.append(timed.seconds / len(wanted))
             requests += len(wanted)
-    causes = dict(with_it.stats.missed_tokens)
+    causes = {str(cause): tokens for cause, tokens in with_it.stats.missed_tokens.items()}
     print(f"{requests} requests, {Path(options.model).name}; missed tokens by cause: {causes}")
     middle, pairs = statistics.median(ratios), len(ratios)
     print(f"time with / without: median {middle:.4f} of {pairs} pairs ({min(ratios):.3f} .. {max(ratios):.3f})")
