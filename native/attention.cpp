@@ -15,6 +15,7 @@ namespace {
 constexpr float kLog2e = 1.44269504f;
 constexpr int kRun = 64;  // new tokens that are written at a time
 constexpr int kQueryRun = 16;  // tokens whose queries are turned at a time
+constexpr int kExpected = 64;  // tokens whose keys are asked for before their piece begins
 
 [[noreturn]] void refuse(const std::string &why) { throw std::invalid_argument(why); }
 
@@ -232,6 +233,21 @@ struct Call {
         kernels.turn(turn, state, 0, 1, to, 0);
     }
 
+    // Asks for the keys that a piece begins with, while the one before is computed.
+    void expect(Piece piece) const {
+        const Item &item = plan.items[piece.item];
+        const Member &m = plan.members[item.first_member];
+        const int first = rows.start[m.row] + m.first, last = rows.start[m.row] + m.end - 1, size = storage.block_size;
+        const int partition = item.partition < 0 ? first_partition(first, window()) : item.partition;
+        const int begin = partition * kPartition + visible(first, window(), partition).begin;
+        const int end = size > kExpected ? 0 : std::min({last + 1, begin + kExpected, (partition + 1) * kPartition});
+        const int32_t *table = rows.table(layer.group, m.row);
+        for (int t = begin / size * size; t < end; t += size) {
+            const uint8_t *keys = storage.key_piece(layer, table[t / size], piece.head);
+            for (int64_t at = 0; at < layer.key_bytes; at += 64) __builtin_prefetch(keys + at);
+        }
+    }
+
     Tile tile(const Item &item, int kv_head, ThreadScratch &scratch) const {
         Tile tile{storage.block_size, storage.key_dim, storage.value_dim, layer.key_bytes, layer.key, layer.value, 0,
                   scratch.begin, scratch.end, scratch.record, 0, scratch.segments, 0,
@@ -359,6 +375,7 @@ void Step::attend(Worker &worker, int layer_number, int query_heads, Heads query
         for (int i; (i = worker.claim(static_cast<int>(wave.pieces.size()))) >= 0;) {
             const Piece piece = wave.pieces[i];
             const Item &item = plan.items[piece.item];
+            if (i + 1 < static_cast<int>(wave.pieces.size())) call.expect(wave.pieces[i + 1]);
             if (item.partition < 0)
                 call.by_query(item, piece.head, scratch);
             else
