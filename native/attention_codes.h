@@ -1,7 +1,7 @@
-// Scores and mixed values of keys and values that are kept with scales. Included once per target.
+// Scores of keys that are kept with scales. Included once per target.
 //
 // A score is, for each group of dims that shares a scale, a chain of fma over the codes; the chains times their scales
-// are chained in turn. Values are made whole, which is exact, and chained as values of any format are.
+// are chained in turn.
 #pragma once
 #include <type_traits>
 
@@ -23,6 +23,9 @@ struct DecodedCodes {
     static INLINE vf scale(const uint8_t *from) { return load<vf>(from); }
     static constexpr int scale_size = 4;
 };
+
+template <>
+constexpr bool kBare<Int8> = true;
 
 template <typename Reader>
 constexpr bool kOfInt4 = std::is_same_v<Reader, Int4Keys> || std::is_same_v<Reader, DecodedCodes<Int4Keys>>;
@@ -77,21 +80,31 @@ NOINLINE void score_codes(const Source &source, const Source &scale, int dims, c
             int64_t at = source.step * (d / Reader::unit);
             const auto chain = [&]<typename Units>(int until) __attribute__((always_inline)) {
                 _Pragma("GCC unroll 4")
-                for (; d < until; d += Units::unit, at += source.step, q += Units::unit)
-                    UNROLL for (int p = 0; p < V; p += 2) {
-                        if (kAheadOfCodes<Reader>)
-                            UNROLL for (int v = p; v < p + 2; v += per) __builtin_prefetch(ahead[v] + at);
-                        each<Units::unit>([&]<int e>() {
-                            const vf left = Units::template element<e>(base[p] + at);
-                            const vf right = Units::template element<e>(base[p + 1] + at);
-                            UNROLL for (int r = 0; r < R; ++r) {
-                                const vf factor = splat(q[r * stride + e]);
-                                sums[r][p] = fma(factor, left, sums[r][p]);
-                                sums[r][p + 1] = fma(factor, right, sums[r][p + 1]);
-                            }
-                        });
-                        if (P > 1) forget(q);
+                for (; d < until; d += Units::unit, at += source.step, q += Units::unit) {
+                    if (kAheadOfCodes<Reader> && at % 64 == 0)  // a line holds several dims
+                        UNROLL for (int v = 0; v < V; v += per) __builtin_prefetch(ahead[v] + at);
+                    if constexpr (P > 1 && kBare<Units>) {
+                        vf factors[R];
+                        UNROLL for (int r = 0; r < R; ++r) factors[r] = splat(q[r * stride]);
+                        UNROLL for (int v = 0; v < V; ++v) {
+                            const vf x = Units::template element<0>(base[v] + at);
+                            UNROLL for (int r = 0; r < R; ++r) sums[r][v] = fma(factors[r], x, sums[r][v]);
+                        }
+                    } else {
+                        UNROLL for (int p = 0; p < V; p += 2) {
+                            each<Units::unit>([&]<int e>() {
+                                const vf left = Units::template element<e>(base[p] + at);
+                                const vf right = Units::template element<e>(base[p + 1] + at);
+                                UNROLL for (int r = 0; r < R; ++r) {
+                                    const vf factor = splat(q[r * stride + e]);
+                                    sums[r][p] = fma(factor, left, sums[r][p]);
+                                    sums[r][p + 1] = fma(factor, right, sums[r][p + 1]);
+                                }
+                            });
+                            if (P > 1) forget(q);
+                        }
                     }
+                }
             };
             if constexpr (Reader::unit == 2) chain.template operator()<Int8>(dims / anaphora::kWideShare);
             chain.template operator()<Reader>(stop);
@@ -178,135 +191,6 @@ void scores_of_codes(const Tile &tile, const Segment &segment) {
             score_codes<DecodedCodes<Reader>, R>(decoded, factors, dims, query + row * stride, stride,
                                                  from > g ? from : g, to < stop ? to : stop,
                                                  scores + row * kPartition);
-        });
-    }
-}
-
-// The scales of kGroup tokens' values as floats [kGroup][groups]; what nobody wrote may be anything.
-template <typename Reader>
-INLINE void decode_scales(const Source &scale, int group, int groups, float *to) {
-    const uint8_t *from = scale.group[group];
-    for (int i = 0; i < kGroup * groups; i += kLanes)
-        if constexpr (Reader::group == 8)
-            store(to + i, Fp8::widen(load_signed(from + i)));
-        else
-            store(to + i, load_halves(from + 2 * i));
-}
-
-constexpr int kScaleRoom = 8192;  // floats of the scratch; a vector more may be read
-
-// Places of a panel's dims in a token: codes, and scales of both vectors.
-struct Panel {
-    int64_t codes;
-    int left_scale, right_scale;
-};
-template <typename Reader>
-INLINE Panel place_panel(int number, int dim) {
-    const int first = panel_dim<Reader>(number, dim);
-    return {first / Reader::unit, first / Reader::group, (first + kLanes) / Reader::group};
-}
-
-// Adds the values of tokens first .. end - 1 to N panels of R rows; scales [tokens][groups] from first's group on.
-template <typename Reader, int R, int N>
-NOINLINE void mix_codes(const Source &source, const Panel *panels, const float *scales, int groups, int first, int end,
-                        int last, const float *weights, float *mixed, int64_t stride) {
-    vf sums[R][2 * N];
-    UNROLL for (int r = 0; r < R; ++r)
-        UNROLL for (int v = 0; v < 2 * N; ++v) sums[r][v] = load<vf>(mixed + r * stride + v * kLanes);
-    for (int g = first / kGroup; g * kGroup < end; ++g) {
-        const int from = first > g * kGroup ? first : g * kGroup;
-        const int to = end < (g + 1) * kGroup ? end : (g + 1) * kGroup;
-        const uint8_t *token = source.group[g] + (from - g * kGroup) * source.step;
-        const int later = g + kChunk / kGroup;
-        const int64_t ahead = later * kGroup < last ? source.group[later] - source.group[g] : 0;
-        const float *weight = weights + from, *scale = scales + (from - first / kGroup * kGroup) * groups;
-        for (int t = from; t < to; ++t, token += source.step, ++weight, scale += groups)
-            UNROLL for (int n = 0; n < N; ++n) {
-                const uint8_t *codes = token + panels[n].codes;
-                if (kAheadOfCodes<Reader>) __builtin_prefetch(codes + ahead);
-                vf left, right;
-                panel<Reader>(codes, scale + panels[n].left_scale, scale + panels[n].right_scale, left, right);
-                UNROLL for (int r = 0; r < R; ++r) {
-                    const vf factor = splat(weight[r * kPartition]);
-                    sums[r][2 * n] = fma(factor, left, sums[r][2 * n]);
-                    sums[r][2 * n + 1] = fma(factor, right, sums[r][2 * n + 1]);
-                }
-                if (N > 1) forget(weight);
-            }
-    }
-    UNROLL for (int r = 0; r < R; ++r)
-        UNROLL for (int v = 0; v < 2 * N; ++v) store(mixed + r * stride + v * kLanes, sums[r][v]);
-}
-
-// One panel of all tokens as floats [kPartition][kPanelDims].
-template <typename Reader>
-void decode_panel(const Source &source, const Source &scale, int dim, int groups, int number, Range all, float *decoded,
-                  Source &into) {
-    into.step = kPanelDims * sizeof(float);
-    const Panel place_of = place_panel<Reader>(number, dim);
-    float every[kGroup * (anaphora::kMostDims / 8) + kLanes];
-    for (int t = all.begin; t < all.end; ++t) {
-        if (t == all.begin || t % kGroup == 0) decode_scales<Reader>(scale, t / kGroup, groups, every);
-        const uint8_t *token = source.group[t / kGroup] + t % kGroup * source.step;
-        const float *scales = every + t % kGroup * groups;
-        float *to = decoded + t * kPanelDims;
-        into.group[t / kGroup] = reinterpret_cast<const uint8_t *>(decoded + t / kGroup * kGroup * kPanelDims);
-        if (dim >= kPanelDims) {
-            vf left, right;
-            panel<Reader>(token + place_of.codes, scales + place_of.left_scale, scales + place_of.right_scale, left,
-                          right);
-            store(to, left), store(to + kLanes, right);
-        } else {
-            for (int v = 0; v < 2; ++v)
-                for (int i = 0; i < kLanes; ++i) {
-                    const int d = place<Reader>(v, i);
-                    to[v * kLanes + i] = d < dim ? Reader::decode(token, d) * scales[d / Reader::group] : 0;
-                }
-        }
-    }
-}
-
-template <typename Reader>
-void mix_of_codes(const Tile &tile, const Segment &segment) {
-    const int last = segment.first_row + segment.rows, dim = tile.value_dim;
-    const int panels = (dim + kPanelDims - 1) / kPanelDims, groups = (dim + Reader::group - 1) / Reader::group;
-    const int64_t stride = panels * kPanelDims;
-    const Range all = seen(tile, segment, segment.first_row, segment.rows);
-    if (all.begin >= all.end) return;
-    Source source, scale;
-    locate<Reader>(tile, segment, false, source);
-    locate_scales(tile, segment, false, scale);
-    const float *const weights = tile.scratch.scores;
-    float *const mixed = tile.scratch.mixed, *const decoded = tile.scratch.decoded;
-    if (segment.rows <= kDirect && dim >= kPanelDims && kChunk * groups <= kScaleRoom) {
-        for (int t = all.begin; t < all.end; t = (t / kChunk + 1) * kChunk) {
-            const int stop = (t / kChunk + 1) * kChunk, end = stop < all.end ? stop : all.end;
-            for (int g = t / kGroup, at = 0; g * kGroup < end; ++g, at += kGroup * groups)
-                decode_scales<Reader>(scale, g, groups, decoded + at);
-            by_rows(segment.first_row, last, [&]<int R>(int row) {
-                constexpr int N = kPairs<R>;
-                for (int p = 0, n; p < panels; p += n) {
-                    const Panel places[2] = {place_panel<Reader>(p, dim), place_panel<Reader>(p + 1, dim)};
-                    const float *w = weights + row * kPartition;
-                    float *to = mixed + row * stride + p * kPanelDims;
-                    n = p + N <= panels ? N : 1;
-                    if (n == N)
-                        mix_codes<Reader, R, N>(source, places, decoded, groups, t, end, all.end, w, to, stride);
-                    else
-                        mix_codes<Reader, R, 1>(source, places, decoded, groups, t, end, all.end, w, to, stride);
-                }
-            });
-        }
-        return;
-    }
-    Source whole;
-    const int64_t none[1] = {0};
-    for (int p = 0; p < panels; ++p) {
-        decode_panel<Reader>(source, scale, dim, groups, p, all, decoded, whole);
-        by_rows(segment.first_row, last, [&]<int R>(int row) {
-            const Range range = seen(tile, segment, row, R);
-            mix<Decoded, R, 1>(whole, none, range.begin, range.end, range.end, weights + row * kPartition,
-                            mixed + row * stride + p * kPanelDims, stride);
         });
     }
 }

@@ -1,6 +1,6 @@
 // A tile of queries against one partition. Whether stored keys and values are decoded in registers (few rows) or once
 // for all rows into the first cache changes no number: both give the same floats to the same chains.
-#include "attention_codes.h"
+#include "attention_code_values.h"
 
 namespace ANAPHORA_TARGET {
 namespace {
@@ -51,28 +51,6 @@ void scores_of(const Tile &tile, const Segment &segment) {
             score<Decoded, R>(decoded, dims, query + row * dims, dims, from > g ? from : g, to < stop ? to : stop,
                            scores + row * kPartition);
         });
-    }
-}
-
-template <typename Reader>
-void decode_values(const Source &source, int dim, int first_dim, int first, int end, float *decoded, Source &into) {
-    into.step = kPanelDims * sizeof(float);
-    const bool whole = padded<Reader>(dim) >= kPanelDims;
-    for (int t = first; t < end; ++t) {
-        const uint8_t *token = source.group[t / kGroup] + t % kGroup * source.step;
-        float *to = decoded + t * kPanelDims;
-        into.group[t / kGroup] = reinterpret_cast<const uint8_t *>(decoded + t / kGroup * kGroup * kPanelDims);
-        if (whole) {
-            const uint8_t *panel = token + first_dim / Reader::unit * Reader::unit_bytes;
-            store(to, Reader::template half<0>(panel));
-            store(to + kLanes, Reader::template half<1>(panel));
-        } else {
-            for (int v = 0; v < 2; ++v)
-                for (int i = 0; i < kLanes; ++i) {
-                    const int d = place<Reader>(v, i);
-                    to[v * kLanes + i] = d < dim ? Reader::decode(token, d) : 0;
-                }
-        }
     }
 }
 

@@ -52,12 +52,6 @@ struct Source {
     int64_t step;  // keys: bytes from unit to unit; values: from token to token
 };
 
-// The compiler would keep what it has read through the pointer in registers; there are none left.
-template <typename T>
-INLINE void forget(T *&pointer) {
-    asm("" : "+r"(pointer));
-}
-
 // Tiles of R rows are 2 * kPairs<R> vectors wide.
 template <int R>
 constexpr int kPairs = R * 4 <= 2 * kMost ? 2 : 1;
@@ -78,6 +72,16 @@ INLINE void each(Fn &&fn) {
     }
 }
 
+// The compiler would keep what it has read through the pointer in registers; there are none left.
+template <typename T>
+INLINE void forget(T *&pointer) {
+    asm("" : "+r"(pointer));
+}
+
+// Whether an element is made without a constant: the tiles of four vectors leave one register beside the factors.
+template <typename Reader>
+constexpr bool kBare = false;
+
 // Scores of R rows and the tokens of groups first .. end - 1.
 template <typename Reader, int R>
 NOINLINE void score(const Source &source, int units, const float *query, int64_t stride, int first, int end,
@@ -96,9 +100,9 @@ NOINLINE void score(const Source &source, int units, const float *query, int64_t
         const float *q = query;
         _Pragma("GCC unroll 4")
         for (int64_t u = 0, at = 0; u < units; ++u, at += source.step, q += Reader::unit) {
+            if (kAhead<Reader>)
+                UNROLL for (int v = 0; v < V; v += per) __builtin_prefetch(ahead[v] + at);
             UNROLL for (int p = 0; p < V; p += 2) {
-                if (kAhead<Reader>)
-                    UNROLL for (int v = p; v < p + 2; v += per) __builtin_prefetch(ahead[v] + at);
                 each<Reader::unit>([&]<int e>() {
                     const vf left = Reader::template element<e>(base[p] + at);
                     const vf right = Reader::template element<e>(base[p + 1] + at);
@@ -131,18 +135,30 @@ NOINLINE void mix(const Source &source, const int64_t *offset, int first, int en
         const int later = g + kChunk / kGroup;
         const int64_t ahead = later * kGroup < last ? source.group[later] - source.group[g] : 0;
         const float *weight = weights + from;
-        for (int t = from; t < to; ++t, token += source.step, ++weight)
-            UNROLL for (int n = 0; n < N; ++n) {
-                const uint8_t *panel = token + offset[n];
-                if (kAhead<Reader>) __builtin_prefetch(panel + ahead);
-                const vf left = Reader::template half<0>(panel), right = Reader::template half<1>(panel);
-                UNROLL for (int r = 0; r < R; ++r) {
-                    const vf factor = splat(weight[r * kPartition]);
-                    sums[r][2 * n] = fma(factor, left, sums[r][2 * n]);
-                    sums[r][2 * n + 1] = fma(factor, right, sums[r][2 * n + 1]);
+        for (int t = from; t < to; ++t, token += source.step, ++weight) {
+            if (kAhead<Reader>)
+                UNROLL for (int n = 0; n < N; ++n) __builtin_prefetch(token + offset[n] + ahead);
+            if constexpr (N > 1 && kBare<Reader>) {
+                vf factors[R];
+                UNROLL for (int r = 0; r < R; ++r) factors[r] = splat(weight[r * kPartition]);
+                UNROLL for (int v = 0; v < 2 * N; ++v) {
+                    const uint8_t *panel = token + offset[v / 2];
+                    const vf x = v % 2 ? Reader::template half<1>(panel) : Reader::template half<0>(panel);
+                    UNROLL for (int r = 0; r < R; ++r) sums[r][v] = fma(factors[r], x, sums[r][v]);
                 }
-                if (N > 1) forget(weight);
+            } else {
+                UNROLL for (int n = 0; n < N; ++n) {
+                    const uint8_t *panel = token + offset[n];
+                    const vf left = Reader::template half<0>(panel), right = Reader::template half<1>(panel);
+                    UNROLL for (int r = 0; r < R; ++r) {
+                        const vf factor = splat(weight[r * kPartition]);
+                        sums[r][2 * n] = fma(factor, left, sums[r][2 * n]);
+                        sums[r][2 * n + 1] = fma(factor, right, sums[r][2 * n + 1]);
+                    }
+                    if (N > 1) forget(weight);
+                }
             }
+        }
     }
     UNROLL for (int r = 0; r < R; ++r)
         UNROLL for (int v = 0; v < 2 * N; ++v) store(mixed + r * stride + v * kLanes, sums[r][v]);

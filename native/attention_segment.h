@@ -41,5 +41,28 @@ INLINE int panel_dim(int panel, int dim) {
     return at < last ? at : last > 0 ? last : 0;
 }
 
+// A panel's dims of tokens first .. end - 1 as floats [kPartition][kPanelDims].
+template <typename Reader>
+void decode_values(const Source &source, int dim, int first_dim, int first, int end, float *decoded, Source &into) {
+    into.step = kPanelDims * sizeof(float);
+    const bool whole = padded<Reader>(dim) >= kPanelDims;
+    for (int t = first; t < end; ++t) {
+        const uint8_t *token = source.group[t / kGroup] + t % kGroup * source.step;
+        float *to = decoded + t * kPanelDims;
+        into.group[t / kGroup] = reinterpret_cast<const uint8_t *>(decoded + t / kGroup * kGroup * kPanelDims);
+        if (whole) {
+            const uint8_t *panel = token + first_dim / Reader::unit * Reader::unit_bytes;
+            store(to, Reader::template half<0>(panel));
+            store(to + kLanes, Reader::template half<1>(panel));
+        } else {
+            for (int v = 0; v < 2; ++v)
+                for (int i = 0; i < kLanes; ++i) {
+                    const int d = place<Reader>(v, i);
+                    to[v * kLanes + i] = d < dim ? Reader::decode(token, d) : 0;
+                }
+        }
+    }
+}
+
 }  // namespace
 }  // namespace ANAPHORA_TARGET
