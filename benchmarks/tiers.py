@@ -1,12 +1,10 @@
 """How near the tiers come to what memory and disk give: ratios, with the limits measured in the same run.
 
-    python benchmarks/tiers.py [--folder DIR] [--block-bytes 368640] [--trials 7] [--candidates] [--out tiers.json]
+    python benchmarks/tiers.py [--folder DIR] [--block-bytes 368640] [--trials 7] [--out tiers.json]
 
 Plain sequential direct I/O and the tier take turns, a few blocks each, on whole pages of the same memory; so do memcpy
 and the RAM tier. Plain I/O makes a call for each block, and, "at once", one for all of a turn, as the tier does where
-blocks lie side by side. Ratios are those of the medians of all turns. `--candidates` also
-stores the same blocks in LMDB, RocksDB and single files, if lmdb and rocksdict are installed. Nothing else should run
-meanwhile.
+blocks lie side by side. Ratios are those of the medians of all turns. Nothing else should run meanwhile.
 """
 
 from __future__ import annotations
@@ -14,7 +12,6 @@ from __future__ import annotations
 import argparse
 import ctypes
 import json
-import mmap
 import os
 import platform
 import shutil
@@ -242,145 +239,6 @@ def index(folder: Path, trials: int) -> dict[str, float]:
     }
 
 
-def candidates(folder: Path, size: int, trials: int) -> dict[str, dict[str, float]]:
-    """GB/s of writing and of reading back in random order, nothing in the page cache; medians."""
-    import lmdb  # type: ignore[import-not-found]
-    from rocksdict import Options, Rdict  # type: ignore[import-not-found]
-
-    count = (384 << 20) // size
-    payload = page_buffer(size)
-    payload[:] = os.urandom(size)
-    names = [number.to_bytes(16, "big") for number in range(count)]
-    order = names[1::2] + names[::2]
-    found: dict[str, dict[str, list[float]]] = {}
-
-    def uncache(path: Path) -> None:
-        for file in [path] if path.is_file() else path.iterdir():
-            fd = os.open(file, os.O_RDONLY)
-            os.fsync(fd)
-            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-            os.close(fd)
-
-    def note(store: str, what: str, took: float) -> None:
-        found.setdefault(store, {}).setdefault(what, []).append(count * size / took / 1e9)
-
-    def lmdb_store(path: Path) -> None:
-        env = lmdb.open(str(path), map_size=1 << 30, sync=False)
-
-        def put() -> None:
-            for name in names:
-                with env.begin(write=True) as transaction:
-                    transaction.put(name, bytes(payload))
-
-        def get() -> None:
-            with env.begin(buffers=True) as transaction:
-                for name in order:
-                    payload[:] = transaction.get(name)
-
-        note("LMDB, unsynced", "write", seconds(put))
-        note("LMDB, unsynced", "write and sync", seconds(put) + seconds(lambda: env.sync(True)))
-        env.close()
-        uncache(path)
-        env = lmdb.open(str(path), map_size=1 << 30)
-        note("LMDB, unsynced", "read", seconds(get))
-        env.close()
-
-    def rocks_store(path: Path) -> None:
-        options = Options(True)
-        options.set_enable_blob_files(True)
-        options.set_min_blob_size(4096)
-        store = Rdict(str(path), options)
-
-        def put() -> None:
-            for name in names:
-                store[name] = bytes(payload)
-            store.flush()
-
-        note("RocksDB, blob files", "write", seconds(put))
-        store.close()
-        uncache(path)
-        store = Rdict(str(path), Options(True))
-
-        def get() -> None:
-            for name in order:
-                payload[:] = store[name]
-
-        note("RocksDB, blob files", "read", seconds(get))
-        store.close()
-
-    def file_store(path: Path) -> None:
-        path.mkdir()
-
-        def put() -> None:
-            for name in names:
-                fd = os.open(path / f"{name.hex()}.tmp", os.O_WRONLY | os.O_CREAT | os.O_DIRECT, 0o600)
-                os.pwrite(fd, payload, 0)
-                os.close(fd)
-                os.rename(path / f"{name.hex()}.tmp", path / name.hex())
-
-        def get() -> None:
-            for name in order:
-                fd = os.open(path / name.hex(), os.O_RDONLY | os.O_DIRECT)
-                os.preadv(fd, [payload], 0)
-                os.close(fd)
-
-        note("a file per block, direct", "write", seconds(put))
-        note("a file per block, direct", "read", seconds(get))
-
-    def one_file(path: Path, name: str, flags: int) -> None:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | flags, 0o600)
-        os.posix_fallocate(fd, 0, count * size)
-
-        def put() -> None:
-            for i in range(count):
-                os.pwrite(fd, payload, i * size)
-
-        note(name, "write", seconds(put))
-        note(name, "rewrite", seconds(put))
-        note(name, "rewrite and sync", seconds(put) + seconds(lambda: os.fsync(fd)))
-        os.close(fd)
-        uncache(path)
-        fd = os.open(path, os.O_RDWR | flags)
-        places = [int.from_bytes(number, "big") * size for number in order]
-        note(name, "read", seconds(lambda: [os.preadv(fd, [payload], at) for at in places]))
-        os.close(fd)
-
-    def mapped(path: Path) -> None:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-        os.posix_fallocate(fd, 0, count * size)
-        area = memoryview(mmap.mmap(fd, count * size))
-
-        def put() -> None:
-            for at in range(0, count * size, size):
-                area[at : at + size] = payload
-
-        note("slots, mmap", "write", seconds(put))
-        uncache(path)
-
-        def get() -> None:
-            for number in order:
-                at = int.from_bytes(number, "big") * size
-                payload[:] = area[at : at + size]
-
-        note("slots, mmap", "read (partly cached: the mapping holds pages)", seconds(get))
-        os.close(fd)
-
-    stores: list[Callable[[Path], None]] = [
-        lmdb_store,
-        rocks_store,
-        file_store,
-        lambda path: one_file(path, "slots, direct", os.O_DIRECT),
-        lambda path: one_file(path, "slots, buffered", 0),
-        mapped,
-    ]
-    for _ in range(trials):
-        for number, store in enumerate(stores):
-            path = folder / f"candidate-{number}"
-            store(path)
-            path.unlink() if path.is_file() else shutil.rmtree(path)
-    return {name: {what: statistics.median(all_) for what, all_ in kinds.items()} for name, kinds in found.items()}
-
-
 def unmet(report: dict[str, Any]) -> list[str]:
     lines = []
     for name, goal in GOALS.items():
@@ -395,7 +253,6 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="on the disk to measure; default: the temporary folder")
     parser.add_argument("--block-bytes", type=int, default=368_640, help="a multiple of 4096")
     parser.add_argument("--trials", type=int, default=7)
-    parser.add_argument("--candidates", action="store_true")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     folder = Path(tempfile.mkdtemp(dir=options.folder))
@@ -411,8 +268,6 @@ def main() -> None:
             },
             "index": index(folder / "index", min(options.trials, 3)),
         }
-        if options.candidates:
-            report["candidates_gb_per_second"] = candidates(folder, options.block_bytes, min(options.trials, 3))
     finally:
         shutil.rmtree(folder)
     report["unmet"] = unmet(report)

@@ -36,32 +36,19 @@ INLINE Panel place_panel(int number, int dim) {
 template <typename Reader, int R, int N>
 NOINLINE void mix_codes(const Source &source, const Panel *panels, const float *scales, int groups, int first, int end,
                         int last, const float *weights, float *mixed, int64_t stride) {
-    vf sums[R][2 * N];
-    UNROLL for (int r = 0; r < R; ++r)
-        UNROLL for (int v = 0; v < 2 * N; ++v) sums[r][v] = load<vf>(mixed + r * stride + v * kLanes);
-    for (int g = first / kGroup; g * kGroup < end; ++g) {
-        const int from = first > g * kGroup ? first : g * kGroup;
-        const int to = end < (g + 1) * kGroup ? end : (g + 1) * kGroup;
-        const uint8_t *token = source.group[g] + (from - g * kGroup) * source.step;
-        const int later = g + kChunk / kGroup;
-        const int64_t ahead = later * kGroup < last ? source.group[later] - source.group[g] : 0;
-        const float *weight = weights + from, *scale = scales + (from - first / kGroup * kGroup) * groups;
-        for (int t = from; t < to; ++t, token += source.step, ++weight, scale += groups)
-            UNROLL for (int n = 0; n < N; ++n) {
-                const uint8_t *codes = token + panels[n].codes;
-                if (kAheadOfCodes<Reader>) __builtin_prefetch(codes + ahead);
-                vf left, right;
-                panel<Reader>(codes, scale + panels[n].left_scale, scale + panels[n].right_scale, left, right);
-                UNROLL for (int r = 0; r < R; ++r) {
-                    const vf factor = splat(weight[r * kPartition]);
-                    sums[r][2 * n] = fma(factor, left, sums[r][2 * n]);
-                    sums[r][2 * n + 1] = fma(factor, right, sums[r][2 * n + 1]);
-                }
-                if (N > 1) forget(weight);
-            }
-    }
-    UNROLL for (int r = 0; r < R; ++r)
-        UNROLL for (int v = 0; v < 2 * N; ++v) store(mixed + r * stride + v * kLanes, sums[r][v]);
+    const auto add = [&](vf (&sums)[R][2 * N], const uint8_t *token, int t, int64_t ahead, const float *weight)
+                         INLINE_CALL {
+        const float *scale = scales + (t - first / kGroup * kGroup) * groups;
+        UNROLL for (int n = 0; n < N; ++n) {
+            const uint8_t *codes = token + panels[n].codes;
+            if (kAheadOfCodes<Reader>) __builtin_prefetch(codes + ahead);
+            vf left, right;
+            panel<Reader>(codes, scale + panels[n].left_scale, scale + panels[n].right_scale, left, right);
+            add_two(sums, 2 * n, left, right, [&](int r) { return splat(weight[r * kPartition]); });
+            if (N > 1) forget(weight);
+        }
+    };
+    over_tokens<R, N>(source, first, end, last, weights, mixed, stride, add);
 }
 
 // One panel of all tokens as floats [kPartition][kPanelDims].

@@ -21,7 +21,6 @@ struct DecodedCodes {
         return load<vf>(from);
     }
     static INLINE vf scale(const uint8_t *from) { return load<vf>(from); }
-    static constexpr int scale_size = 4;
 };
 
 template <>
@@ -78,28 +77,20 @@ NOINLINE void score_codes(const Source &source, const Source &scale, int dims, c
                 UNROLL for (int r = 0; r < R; ++r)
                     UNROLL for (int v = 0; v < V; ++v) sums[r][v] = splat(query[r * stride + dims]);
             int64_t at = source.step * (d / Reader::unit);
-            const auto chain = [&]<typename Units>(int until) __attribute__((always_inline)) {
+            const auto chain = [&]<typename Units>(int until) INLINE_CALL {
                 _Pragma("GCC unroll 4")
                 for (; d < until; d += Units::unit, at += source.step, q += Units::unit) {
                     if (kAheadOfCodes<Reader> && at % 64 == 0)  // a line holds several dims
                         UNROLL for (int v = 0; v < V; v += per) __builtin_prefetch(ahead[v] + at);
                     if constexpr (P > 1 && kBare<Units>) {
-                        vf factors[R];
-                        UNROLL for (int r = 0; r < R; ++r) factors[r] = splat(q[r * stride]);
-                        UNROLL for (int v = 0; v < V; ++v) {
-                            const vf x = Units::template element<0>(base[v] + at);
-                            UNROLL for (int r = 0; r < R; ++r) sums[r][v] = fma(factors[r], x, sums[r][v]);
-                        }
+                        add_each(sums, [&](int r) { return splat(q[r * stride]); },
+                                 [&](int v) { return Units::template element<0>(base[v] + at); });
                     } else {
                         UNROLL for (int p = 0; p < V; p += 2) {
                             each<Units::unit>([&]<int e>() {
-                                const vf left = Units::template element<e>(base[p] + at);
-                                const vf right = Units::template element<e>(base[p + 1] + at);
-                                UNROLL for (int r = 0; r < R; ++r) {
-                                    const vf factor = splat(q[r * stride + e]);
-                                    sums[r][p] = fma(factor, left, sums[r][p]);
-                                    sums[r][p + 1] = fma(factor, right, sums[r][p + 1]);
-                                }
+                                add_two(sums, p, Units::template element<e>(base[p] + at),
+                                        Units::template element<e>(base[p + 1] + at),
+                                        [&](int r) { return splat(q[r * stride + e]); });
                             });
                             if (P > 1) forget(q);
                         }

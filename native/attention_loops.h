@@ -7,6 +7,7 @@
 #include "math.h"
 
 #define NOINLINE __attribute__((noinline))
+#define INLINE_CALL __attribute__((always_inline))  // of a lambda
 #define UNROLL _Pragma("GCC unroll 16")
 
 namespace ANAPHORA_TARGET {
@@ -82,6 +83,27 @@ INLINE void forget(T *&pointer) {
 template <typename Reader>
 constexpr bool kBare = false;
 
+// sums[r][p] and [p + 1] += factor(r) times left and right.
+template <int R, int V, typename Factor>
+INLINE void add_two(vf (&sums)[R][V], int p, vf left, vf right, Factor &&factor) {
+    UNROLL for (int r = 0; r < R; ++r) {
+        const vf x = factor(r);
+        sums[r][p] = fma(x, left, sums[r][p]);
+        sums[r][p + 1] = fma(x, right, sums[r][p + 1]);
+    }
+}
+
+// sums[r][v] += factor(r) * operand(v), the factors in registers: 12 sums, 3 factors, one operand.
+template <int R, int V, typename Factor, typename Operand>
+INLINE void add_each(vf (&sums)[R][V], Factor &&factor, Operand &&operand) {
+    vf factors[R];
+    UNROLL for (int r = 0; r < R; ++r) factors[r] = factor(r);
+    UNROLL for (int v = 0; v < V; ++v) {
+        const vf x = operand(v);
+        UNROLL for (int r = 0; r < R; ++r) sums[r][v] = fma(factors[r], x, sums[r][v]);
+    }
+}
+
 // Scores of R rows and the tokens of groups first .. end - 1.
 template <typename Reader, int R>
 NOINLINE void score(const Source &source, int units, const float *query, int64_t stride, int first, int end,
@@ -104,13 +126,9 @@ NOINLINE void score(const Source &source, int units, const float *query, int64_t
                 UNROLL for (int v = 0; v < V; v += per) __builtin_prefetch(ahead[v] + at);
             UNROLL for (int p = 0; p < V; p += 2) {
                 each<Reader::unit>([&]<int e>() {
-                    const vf left = Reader::template element<e>(base[p] + at);
-                    const vf right = Reader::template element<e>(base[p + 1] + at);
-                    UNROLL for (int r = 0; r < R; ++r) {
-                        const vf factor = splat(q[r * stride + e]);
-                        sums[r][p] = fma(factor, left, sums[r][p]);
-                        sums[r][p + 1] = fma(factor, right, sums[r][p + 1]);
-                    }
+                    add_two(sums, p, Reader::template element<e>(base[p] + at),
+                            Reader::template element<e>(base[p + 1] + at),
+                            [&](int r) { return splat(q[r * stride + e]); });
                 });
                 if (P > 1) forget(q);
             }
@@ -121,10 +139,11 @@ NOINLINE void score(const Source &source, int units, const float *query, int64_t
     }
 }
 
-// Adds the values of tokens first .. end - 1 to N panels of R rows; tokens up to `last` will be wanted later.
-template <typename Reader, int R, int N>
-NOINLINE void mix(const Source &source, const int64_t *offset, int first, int end, int last, const float *weights,
-                  float *mixed, int64_t stride) {
+// Goes through tokens first .. end - 1 with the sums of N panels of R rows: add(sums, token, t, ahead, weight) for each,
+// where `ahead` leads from a token to one that will be wanted later, if it is before `last`.
+template <int R, int N, typename Add>
+INLINE void over_tokens(const Source &source, int first, int end, int last, const float *weights, float *mixed,
+                        int64_t stride, Add &&add) {
     vf sums[R][2 * N];
     UNROLL for (int r = 0; r < R; ++r)
         UNROLL for (int v = 0; v < 2 * N; ++v) sums[r][v] = load<vf>(mixed + r * stride + v * kLanes);
@@ -135,33 +154,34 @@ NOINLINE void mix(const Source &source, const int64_t *offset, int first, int en
         const int later = g + kChunk / kGroup;
         const int64_t ahead = later * kGroup < last ? source.group[later] - source.group[g] : 0;
         const float *weight = weights + from;
-        for (int t = from; t < to; ++t, token += source.step, ++weight) {
-            if (kAhead<Reader>)
-                UNROLL for (int n = 0; n < N; ++n) __builtin_prefetch(token + offset[n] + ahead);
-            if constexpr (N > 1 && kBare<Reader>) {
-                vf factors[R];
-                UNROLL for (int r = 0; r < R; ++r) factors[r] = splat(weight[r * kPartition]);
-                UNROLL for (int v = 0; v < 2 * N; ++v) {
-                    const uint8_t *panel = token + offset[v / 2];
-                    const vf x = v % 2 ? Reader::template half<1>(panel) : Reader::template half<0>(panel);
-                    UNROLL for (int r = 0; r < R; ++r) sums[r][v] = fma(factors[r], x, sums[r][v]);
-                }
-            } else {
-                UNROLL for (int n = 0; n < N; ++n) {
-                    const uint8_t *panel = token + offset[n];
-                    const vf left = Reader::template half<0>(panel), right = Reader::template half<1>(panel);
-                    UNROLL for (int r = 0; r < R; ++r) {
-                        const vf factor = splat(weight[r * kPartition]);
-                        sums[r][2 * n] = fma(factor, left, sums[r][2 * n]);
-                        sums[r][2 * n + 1] = fma(factor, right, sums[r][2 * n + 1]);
-                    }
-                    if (N > 1) forget(weight);
-                }
-            }
-        }
+        for (int t = from; t < to; ++t, token += source.step, ++weight) add(sums, token, t, ahead, weight);
     }
     UNROLL for (int r = 0; r < R; ++r)
         UNROLL for (int v = 0; v < 2 * N; ++v) store(mixed + r * stride + v * kLanes, sums[r][v]);
+}
+
+// Adds the values of tokens first .. end - 1 to N panels of R rows; tokens up to `last` will be wanted later.
+template <typename Reader, int R, int N>
+NOINLINE void mix(const Source &source, const int64_t *offset, int first, int end, int last, const float *weights,
+                  float *mixed, int64_t stride) {
+    const auto add = [&](vf (&sums)[R][2 * N], const uint8_t *token, int, int64_t ahead, const float *weight) INLINE_CALL {
+        const auto factor = [&](int r) { return splat(weight[r * kPartition]); };
+        if (kAhead<Reader>)
+            UNROLL for (int n = 0; n < N; ++n) __builtin_prefetch(token + offset[n] + ahead);
+        if constexpr (N > 1 && kBare<Reader>) {
+            add_each(sums, factor, [&](int v) {
+                const uint8_t *panel = token + offset[v / 2];
+                return v % 2 ? Reader::template half<1>(panel) : Reader::template half<0>(panel);
+            });
+        } else {
+            UNROLL for (int n = 0; n < N; ++n) {
+                const uint8_t *panel = token + offset[n];
+                add_two(sums, 2 * n, Reader::template half<0>(panel), Reader::template half<1>(panel), factor);
+                if (N > 1) forget(weight);
+            }
+        }
+    };
+    over_tokens<R, N>(source, first, end, last, weights, mixed, stride, add);
 }
 
 // Calls fn<R>(row) so that rows first .. end - 1 are covered.

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import os
 import queue
-import signal
 import subprocess
 import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peers.server import last_words
+from benchmarks.peers.server import end_session, last_words
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -61,13 +60,7 @@ class Worker:
         return answer
 
     def close(self) -> None:
-        if self.process.poll() is None:
-            os.killpg(self.process.pid, signal.SIGTERM)
-            try:
-                self.process.wait(timeout=10)
-            except subprocess.TimeoutExpired:
-                os.killpg(self.process.pid, signal.SIGKILL)
-                self.process.wait()
+        end_session(self.process, 10.0)
 
     def _listen(self) -> None:
         assert self.process.stdout is not None

@@ -6,12 +6,14 @@ import contextlib
 import json
 import os
 import re
+import signal
 import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import httpx
 
@@ -34,7 +36,12 @@ class Server:
         self.began = time.perf_counter()
         with log.open("wb") as output:
             self.process = subprocess.Popen(
-                command(port), stdout=output, stderr=output, stdin=subprocess.DEVNULL, env=os.environ | dict(environ)
+                command(port),
+                stdout=output,
+                stderr=output,
+                stdin=subprocess.DEVNULL,
+                env=os.environ | dict(environ),
+                start_new_session=True,
             )
         self.model = ""
 
@@ -86,12 +93,18 @@ class Server:
 
     def stop(self) -> None:
         self.client.close()
-        self.process.terminate()
-        try:
-            self.process.wait(timeout=30)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+        end_session(self.process)
+
+
+def end_session(process: subprocess.Popen[Any], patience: float = 30.0) -> None:
+    """End a process that leads a session, and whatever it started there: vLLM's workers outlive their server."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGTERM)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(timeout=patience)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def last_words(log: Path) -> str:

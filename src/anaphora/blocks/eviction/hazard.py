@@ -150,19 +150,10 @@ class Hazard(EvictionPolicy[P]):
             looked_at += [entry for entry in self._spare if entry in self._places]
             looked_at = list(dict.fromkeys(looked_at))
         now, index = self._now, self._history.model.index
-        ranked = []
-        for place, entry in enumerate(looked_at):
-            run = runs[entry]
-            ranked.append(
-                (
-                    index[run.kind][bucket_of(now - run.born)],
-                    run.born,
-                    place,
-                    entry,
-                    run,
-                )
-            )
-        ranked.sort()
+        aged = ((runs[entry], place, entry) for place, entry in enumerate(looked_at))
+        ranked = sorted(
+            (index[run.kind][bucket_of(now - run.born)], run.born, place, entry, run) for run, place, entry in aged
+        )
         stop = max(1, min(VICTIMS, len(ranked) // 16))
         self._doomed = [(entry, run) for *_, entry, run in reversed(ranked[:stop])]
         self._spare = [item[3] for item in ranked[stop : stop + SPARE]]

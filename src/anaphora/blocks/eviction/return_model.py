@@ -33,10 +33,7 @@ _LEAN = 400.0
 _PRIOR = 0.02
 """Hazard of every bucket before anything was seen: it falls with age as 1 / age, and gives the order of LRU."""
 _PRIOR_BLOCKS = 50.0
-_EDGES = [
-    0.0,
-    *(2.0 ** (_FINE + i // 2) * (1.5 if i % 2 else 1.0) for i in range(BUCKETS)),
-]
+_EDGES = [0.0, *(2.0 ** (_FINE + i // 2) * (1.5 if i % 2 else 1.0) for i in range(BUCKETS))]
 _WIDTHS = [high - low for low, high in pairwise(_EDGES)]
 Counts = list[float]
 Waiting = tuple[int, int, int]
