@@ -261,6 +261,8 @@ def test_arrivals_and_aborts_at_any_moment_leak_nothing(folder: Path, tmp_path: 
             {"disk_cache": "kv:8MiB", "disk_eviction_policy": "x"},
             "--disk-eviction-policy is 'x'; it must be one of lru",
         ),
+        ({"ram_eviction_policy": "hazard"}, "--ram-eviction-policy hazard: add --ram-cache"),
+        ({"ram_cache": 1 << 20, "disk_eviction_policy": "arc"}, "--disk-eviction-policy arc: add --disk-cache"),
         ({"cache_write_policy": "on-eviction"}, "add --ram-cache"),
         ({"cache_write_policy": "never"}, "must be one of"),
     ],

@@ -21,6 +21,8 @@ from anaphora.geometry.units import human_bytes
 Implementation = Literal["auto", "compact", "transformers"]
 CacheWritePolicy = Literal["write-through", "on-eviction"]
 Preemption = Literal["swap", "recompute", "auto"]
+TIER_POLICY = "lru"
+"""What the RAM and the disk tier evict by unless told otherwise."""
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _DTYPE_NAMES = {"auto": None, "half": "float16", "float": "float32"} | {name: name for name in DTYPE_BYTES}
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
@@ -52,10 +54,10 @@ class UserConfig:
     eviction_policy: str = DEFAULT_POLICY
     ram_cache: int | None = None
     """Bytes of the tier in memory."""
-    ram_eviction_policy: str = "lru"
+    ram_eviction_policy: str = TIER_POLICY
     disk_cache: str | None = None
     """DIR:SIZE"""
-    disk_eviction_policy: str = "lru"
+    disk_eviction_policy: str = TIER_POLICY
     remote_cache: str | None = field(default=None, repr=False)
     """A URL; it may hold a password."""
     cache_write_policy: str = "write-through"
@@ -263,6 +265,10 @@ def _tier_settings(user: UserConfig, device: str) -> tuple[CacheWritePolicy, Pre
         raise ConfigError(f"{first}: tiers need the KV pool in main memory, and it is on {device}. Use --device cpu")
     if user.ram_cache is None and policy == "on-eviction":
         raise ConfigError("--cache-write-policy on-eviction goes through RAM: add --ram-cache, for example 2GiB")
+    if user.ram_cache is None and user.ram_eviction_policy != TIER_POLICY:
+        raise ConfigError(f"--ram-eviction-policy {user.ram_eviction_policy}: add --ram-cache, for example 2GiB")
+    if user.disk_cache is None and user.disk_eviction_policy != TIER_POLICY:
+        raise ConfigError(f"--disk-eviction-policy {user.disk_eviction_policy}: add --disk-cache, for example kv:20GiB")
     if user.ram_cache is None and preemption == "swap":
         raise ConfigError("--preemption swap goes to RAM: add --ram-cache, for example 2GiB")
     return policy, preemption if first is not None else "recompute"
