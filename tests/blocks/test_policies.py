@@ -23,7 +23,7 @@ from anaphora.blocks.eviction.return_model import (
     class_of,
     index_of,
 )
-from anaphora.blocks.eviction.runs import MEMORY, History, Run
+from anaphora.blocks.eviction.runs import MEMORY, SHORTEST, History, Run
 from anaphora.blocks.pool import Block
 from anaphora.errors import ConfigError
 from anaphora.replay.simulator import PoolReplay, replay
@@ -256,8 +256,8 @@ def test_what_ours_remembers_is_bounded_by_the_pool() -> None:
     cache = PoolReplay(200, policy)
     for request in GENERATORS["scans"](1000, 1):
         cache.request(request.blocks(512))
-        assert len(policy._names) <= MEMORY * 200 + 5000
-        assert len(policy._history) <= 100  # a cohort for each class seen between two lessons
+        assert len(policy._names) <= MEMORY * 200 + SHORTEST  # they are forgotten at lessons
+        assert len(policy._history) <= 20  # a cohort for each class seen between two lessons
 
 
 def test_a_lesson_with_nothing_cached() -> None:

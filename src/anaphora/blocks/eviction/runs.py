@@ -19,7 +19,7 @@ SURPRISE = 3.0
 """Habits have changed at once when so many standard deviations fewer blocks came back than was foreseen."""
 _KEPT = 0.1
 """Share of what was learned before that counts on, at least."""
-_SHORTEST = 1024
+SHORTEST = 1024
 """Ticks between two lessons, at least; half as many as there are cached blocks where these are more."""
 
 
@@ -98,7 +98,7 @@ class History:
         while self._log and self._log[0].born < oldest:
             gone = self._log.popleft()
             self.model.stayed_away(gone.kind, gone.waiting)
-        ticks = min(now, max(_SHORTEST, size // 2))
+        ticks = min(now, max(SHORTEST, size // 2))
         if now >= RIPE * size:
             self._forget_what_was_wrong()
             waiting = [(cohort.kind, now - cohort.born, cohort.waiting) for cohort in self._log]
