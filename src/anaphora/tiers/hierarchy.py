@@ -25,8 +25,6 @@ from anaphora.tiers.store import BlockMeta, BlockStore, Outcome, TierStats
 from anaphora.tiers.transfers import NOWHERE, Load, Lookup, Save, TierShare
 
 log = logging.getLogger(__name__)
-_PIECE_BYTES = 2 << 20
-"""About what a worker moves in one go: long enough to be worth it, short enough to share among the workers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +39,8 @@ class Tier:
     """Of a remote: which of the blocks just read from it are read so often that a nearer tier should have them."""
     max_saves: int = 256
     """Blocks that may wait to be written; more are dropped."""
+    piece_bytes: int = 2 << 20
+    """About what a worker loads in one go: long enough to be worth it, short enough to share among the workers."""
 
     @property
     def local(self) -> bool:
@@ -204,7 +204,7 @@ class Hierarchy:
             self._finish(load)
         self._settle(load, by_tier.pop(NOWHERE, []), Outcome.MISS)
         for place, indices in by_tier.items():
-            step = max(1, _PIECE_BYTES // max(1, load.into[indices[0]].nbytes))
+            step = max(1, self.tiers[place].piece_bytes // max(1, load.into[indices[0]].nbytes))
             for start in range(0, len(indices), step):
                 self._send(load, indices[start : start + step], place, Outcome.MISS)
         return load

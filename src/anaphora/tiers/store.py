@@ -12,7 +12,7 @@ so every store is thread-safe.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
@@ -164,16 +164,20 @@ class RemoteStore(Protocol):
     def contains(self, keys: Sequence[bytes]) -> list[bool]:
         """Whether each key has a value, in one round trip as far as the store can."""
 
-    def read(self, keys: Sequence[bytes], into: Sequence[Sequence[memoryview]]) -> list[int | None]:
-        """Scatter each value over its writable views, in order; the answer is the value's length, None: no value.
+    def read(self, keys: Sequence[bytes], into: Sequence[Sequence[memoryview]]) -> Iterable[int | None]:
+        """Scatter each value over its writable views, in order; the answers, one to a key and in their order, are
+        the values' lengths, None: no value.
 
-        A value whose length is not that of its views together may leave them as they are: the length tells.
+        Each answer may come as soon as its value is there: it is checked while the store fetches the next. A value
+        whose length is not that of its views together may leave them as they are: the length tells.
         """
 
-    def write(self, keys: Sequence[bytes], parts: Sequence[Sequence[memoryview]]) -> list[bool]:
-        """Store each value, the concatenation of its parts; False where the store had no room for it or refused.
+    def write(self, keys: Sequence[bytes], sizes: Sequence[int], parts: Sequence[Sequence[memoryview]]) -> list[bool]:
+        """Store each value, the concatenation of its parts, `sizes` bytes long; False where the store had no room for
+        it or refused.
 
-        A key that has a value already may keep it: equal keys mean equal values.
+        `parts[i]` is made when it is asked for, at the cost of a checksum: ask once, best while the store is busy
+        with the values before. A key that has a value already may keep it: equal keys mean equal values.
         """
 
     def delete(self, keys: Sequence[bytes]) -> None:

@@ -201,7 +201,7 @@ class Outsider:
     def read(self, keys: Sequence[bytes], into: Sequence[Sequence[memoryview]]) -> list[int | None]:
         return list(self._do())
 
-    def write(self, keys: Sequence[bytes], parts: Sequence[Sequence[memoryview]]) -> list[bool]:
+    def write(self, keys: Sequence[bytes], sizes: Sequence[int], parts: Sequence[Sequence[memoryview]]) -> list[bool]:
         return list(self._do())
 
     def delete(self, keys: Sequence[bytes]) -> None:
@@ -238,6 +238,6 @@ def test_batches_before_a_failure_count() -> None:
 
     store = Halfway(None)
     blocks = chain("halfway", 5)
-    views = [memoryview(bytearray(12 << 20))] * 5
+    views = [memoryview(bytearray(24 << 20))] * 5
     assert RemoteTier(store).load(blocks, views) == [Outcome.MISS] * 2 + [Outcome.FAILED] * 3
     assert store.calls == 2

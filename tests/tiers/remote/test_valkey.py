@@ -20,7 +20,7 @@ from anaphora.tiers.remote.valkey import KEY_PREFIX, ValkeyStore, open_store
 from anaphora.tiers.remote.valkey_url import parse
 from anaphora.tiers.store import StoreError
 from support.broken_servers import raw, self_signed
-from support.remote import free_port, until, valkey, valkey_cluster
+from support.remote import free_port, until, valkey, valkey_cluster, write
 
 CHUNK = 10_000
 PROMISE = manifest(3 * CHUNK, CHUNK)
@@ -45,7 +45,7 @@ def key() -> bytes:
 
 
 def put(store: ValkeyStore, key: bytes, data: bytes) -> bool:
-    return store.write([key], [[memoryview(data)]])[0]
+    return write(store, [key], [[memoryview(data)]])[0]
 
 
 def get(store: ValkeyStore, key: bytes, size: int) -> bytes | int | None:
@@ -71,7 +71,7 @@ def test_what_is_written_is_read(store: ValkeyStore, size: int) -> None:
 
 def test_values_are_gathered_and_scattered(store: ValkeyStore) -> None:
     name, data = key(), os.urandom(2 * CHUNK + 500)
-    assert store.write([name], [[memoryview(data)[:120], memoryview(data)[120:30], memoryview(data)[120:]]]) == [True]
+    assert write(store, [name], [[memoryview(data)[:120], memoryview(data)[120:30], memoryview(data)[120:]]]) == [True]
     rooms = [bytearray(size) for size in (7, CHUNK, CHUNK + 493)]
     assert store.read([name], [[memoryview(room) for room in rooms]]) == [len(data)]
     assert b"".join(rooms) == data
@@ -81,14 +81,14 @@ def test_a_batch_mixes_sizes_misses_and_hits(store: ValkeyStore) -> None:
     sizes = [5, 3 * CHUNK, 50, CHUNK + 1, 20_000, 7]
     keys, data = [key() for _ in sizes], [os.urandom(size) for size in sizes]
     there = [0, 1, 3, 5]
-    assert store.write([keys[i] for i in there], [[memoryview(data[i])] for i in there]) == [True] * 4
+    assert write(store, [keys[i] for i in there], [[memoryview(data[i])] for i in there]) == [True] * 4
     rooms = [bytearray(size) for size in sizes]
     lengths = store.read(keys, [[memoryview(room)] for room in rooms])
     assert lengths == [size if i in there else None for i, size in enumerate(sizes)]
     assert all(rooms[i] == data[i] for i in there)
     assert store.contains(keys) == [i in there for i in range(6)]
     assert store.read([], []) == []
-    assert store.write([], []) == []
+    assert write(store, [], []) == []
 
 
 @pytest.mark.parametrize(("written", "asked"), [(100, 90), (100, 110), (CHUNK, 100), (3 * CHUNK, 2 * CHUNK)])
@@ -311,7 +311,7 @@ def test_a_cluster_spreads_blocks_and_outlives_a_node() -> None:
         store = ValkeyStore(parse(f"valkey://127.0.0.1:{servers[0].port}?timeout=3"), chunk_bytes=CHUNK)
         sizes = [500] * 150 + [4 * CHUNK] * 30
         keys, data = [key() for _ in sizes], [os.urandom(size) for size in sizes]
-        assert all(store.write(keys, [[memoryview(value)] for value in data]))
+        assert all(write(store, keys, [[memoryview(value)] for value in data]))
         assert all(store.contains(keys))
         rooms = [bytearray(size) for size in sizes]
         assert store.read(keys, [[memoryview(room)] for room in rooms]) == sizes
@@ -352,7 +352,7 @@ def test_a_hanging_node_is_left_alone_after_a_few_tries() -> None:
     with valkey_cluster() as servers:
         store = ValkeyStore(parse(f"valkey://127.0.0.1:{servers[0].port}?timeout=0.3"))
         keys = [key() for _ in range(60)]
-        assert all(store.write(keys, [[memoryview(b"x" * 100)] for _ in keys]))
+        assert all(write(store, keys, [[memoryview(b"x" * 100)] for _ in keys]))
         process = servers[1]._process
         assert process is not None
         process.send_signal(signal.SIGSTOP)

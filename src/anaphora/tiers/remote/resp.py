@@ -27,6 +27,8 @@ LARGEST_REPLY = 1 << 20
 """Bytes of a reply that is kept here (settings, topology); values are not, they go to the caller's views."""
 DEEPEST_REPLY = 8
 _COALESCE = 16 << 10
+_MOST_BUFFERS = 512
+"""Of one call of sendmsg; Linux takes 1,024."""
 
 
 class BoundedParser(BaseParser):
@@ -192,26 +194,33 @@ class _Bounded(AbstractConnection):
         self.connect()  # type: ignore[no-untyped-call]
 
     def send(self, frames: Iterable[bytes | memoryview]) -> None:
-        """Send the frames one after another; small ones travel together."""
-        small = bytearray()
+        """Send the frames one after another; small ones travel together, and with the large one that they precede."""
+        together: list[bytes | memoryview] = []
+        size = 0
         for frame in frames:
-            if len(frame) > _COALESCE:
-                self._send(small)
-                small.clear()
-                self._send(frame)
-            else:
-                small += frame
-                if len(small) > _COALESCE:
-                    self._send(small)
-                    small.clear()
-        self._send(small)
+            together.append(frame)
+            size += len(frame)
+            if size > _COALESCE:
+                self._send(together)
+                together, size = [], 0
+        self._send(together)
 
-    def _send(self, data: bytes | bytearray | memoryview) -> None:
-        if data:
-            if self._sock is None:
-                raise Disconnected("the connection is closed")
-            self._sock.settimeout(self._parser.deadline.left())
-            self._sock.sendall(data)
+    def _send(self, frames: list[bytes | memoryview]) -> None:
+        while frames:
+            sent = self._ready_to_send().sendmsg(frames[:_MOST_BUFFERS])
+            whole = 0
+            while whole < len(frames) and len(frames[whole]) <= sent:
+                sent -= len(frames[whole])
+                whole += 1
+            frames = frames[whole:]
+            if sent:
+                frames[0] = memoryview(frames[0])[sent:]
+
+    def _ready_to_send(self) -> socket.socket:
+        if self._sock is None:
+            raise Disconnected("the connection is closed")
+        self._sock.settimeout(self._parser.deadline.left())
+        return self._sock
 
     def fileno(self) -> int:
         """To wait for the first byte of an answer; between exchanges none is buffered."""
@@ -234,6 +243,10 @@ class BoundedConnection(_Bounded, Connection):
 
 class BoundedTLSConnection(_Bounded, SSLConnection):
     """TCP and TLS."""
+
+    def _send(self, frames: list[bytes | memoryview]) -> None:
+        if frames:  # TLS sockets have no sendmsg
+            self._ready_to_send().sendall(b"".join(frames))
 
 
 class BoundedUnixConnection(_Bounded, UnixDomainSocketConnection):

@@ -16,7 +16,7 @@ from anaphora.tiers.remote.hot import HotKeys
 from anaphora.tiers.stats import Counters
 from anaphora.tiers.store import BlockMeta, Outcome, RemoteStore, StoreError, TierStats
 
-BATCH_BYTES = 32 << 20
+BATCH_BYTES = 64 << 20
 """Payload of one call of the store: when one fails, the blocks before it are there and those after it are not asked."""
 
 T = TypeVar("T")
@@ -46,9 +46,9 @@ class RemoteTier:
         outcomes = [Outcome.FAILED] * len(blocks)
         for batch in _batches(into):
             found = self._load(blocks[batch], into[batch])
-            if found is None:
+            outcomes[batch.start : batch.start + len(found)] = found
+            if len(found) < batch.stop - batch.start:
                 break
-            outcomes[batch] = found
         self._counters.loaded(outcomes, [view.nbytes for view in into], perf_counter() - start)
         return outcomes
 
@@ -91,20 +91,22 @@ class RemoteTier:
     def close(self) -> None:
         self._store.close()
 
-    def _load(self, blocks: Sequence[BlockMeta], into: Sequence[memoryview]) -> list[Outcome] | None:
+    def _load(self, blocks: Sequence[BlockMeta], into: Sequence[memoryview]) -> list[Outcome]:
+        """Outcomes of the blocks until the store failed. Each is judged while the store brings the next."""
         heads = [bytearray(header_bytes(block.num_tokens)) for block in blocks]
         views = [[memoryview(head), view] for head, view in zip(heads, into, strict=True)]
-        keys = [block.key for block in blocks]
+        outcomes: list[Outcome] = []
 
         def read() -> list[Outcome]:
-            lengths = self._store.read(keys, views)
-            return [_judge(*found) for found in zip(blocks, heads, into, lengths, strict=True)]
+            lengths = self._store.read([block.key for block in blocks], views)
+            for found in zip(blocks, heads, into, lengths, strict=True):
+                outcomes.append(_judge(*found))  # noqa: PERF401  what was judged before a failure counts
+            return outcomes
 
-        outcomes = self._asked(read, wrong=_only_lies)
-        if outcomes is not None:
-            corrupt = [key for key, outcome in zip(keys, outcomes, strict=True) if outcome is Outcome.CORRUPT]
-            if corrupt:
-                self._tried(lambda: self._store.delete(corrupt))
+        self._asked(read, wrong=_only_lies)
+        corrupt = [block.key for block, outcome in zip(blocks, outcomes, strict=False) if outcome is Outcome.CORRUPT]
+        if corrupt:
+            self._tried(lambda: self._store.delete(corrupt))
         return outcomes
 
     def _save(self, blocks: Sequence[BlockMeta], data: Sequence[memoryview]) -> tuple[list[Outcome], int] | None:
@@ -113,9 +115,12 @@ class RemoteTier:
         if there is None:
             return None
         new = [index for index, known in enumerate(there) if not known]
-        keys = [wanted[index] for index in new]
-        parts = [[memoryview(pack_header(blocks[index], data[index])), data[index]] for index in new]
-        stored = self._asked(lambda: _as_many(keys, self._store.write(keys, parts))) if new else []
+        values = _Values([blocks[index] for index in new], [data[index] for index in new])
+        stored = (
+            self._asked(lambda: _as_many(values.keys, self._store.write(values.keys, values.sizes, values)))
+            if new
+            else []
+        )
         if stored is None:
             return None
         outcomes = [Outcome.OK] * len(blocks)
@@ -146,6 +151,22 @@ class RemoteTier:
     def _failed(self, why: str) -> None:
         self._last_error = why
         self._breaker.failed()
+
+
+class _Values(Sequence[Sequence[memoryview]]):
+    """What is stored of each block: header and payload. The header, and its checksum, is made when it is asked for."""
+
+    def __init__(self, blocks: Sequence[BlockMeta], data: Sequence[memoryview]) -> None:
+        self._blocks = blocks
+        self._data = data
+        self.keys = [block.key for block in blocks]
+        self.sizes = [header_bytes(block.num_tokens) + view.nbytes for block, view in zip(blocks, data, strict=True)]
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    def __getitem__(self, index: int) -> Sequence[memoryview]:  # type: ignore[override]
+        return memoryview(pack_header(self._blocks[index], self._data[index])), self._data[index]
 
 
 def _judge(block: BlockMeta, head: bytearray, payload: memoryview, length: int | None) -> Outcome:

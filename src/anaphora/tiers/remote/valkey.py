@@ -9,7 +9,9 @@ chunks (see chunks.py), which a cluster spreads over its nodes like any other ke
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
+from itertools import chain
 from typing import Any
 
 from anaphora.tiers.remote.chunks import MANIFEST_BYTES, chunk_keys, count_chunks, manifest, read_manifest, split
@@ -20,6 +22,8 @@ from anaphora.tiers.remote.valkey_url import ValkeyOptions, parse
 
 CHUNK_BYTES = 4 << 20
 """Larger values are cut: a server answers one command at a time, and others wait while it copies."""
+TOGETHER = 64
+"""Keys of one question whether they are there."""
 KEY_PREFIX = b"anaphora:"
 
 
@@ -38,7 +42,18 @@ class ValkeyStore:
 
     def contains(self, keys: Sequence[bytes]) -> list[bool]:
         deadline = Deadline(self._options.timeout)
-        return [result == 1 for result in self._run([_command(b"EXISTS", _name(key)) for key in keys], deadline)]
+        self._topology.learn(deadline)
+        # A server says of many keys how many it has, which mostly is none or all. A cluster's lie on many nodes.
+        step = 1 if self._topology.is_cluster else TOGETHER
+        groups = [list(keys[start : start + step]) for start in range(0, len(keys), step)]
+        counts = self._counts(groups, deadline)
+        unsure = [key for group, count in zip(groups, counts, strict=True) if 0 < count < len(group) for key in group]
+        single = iter(self._counts([[key] for key in unsure], deadline))
+        found: list[bool] = []
+        for group, count in zip(groups, counts, strict=True):
+            mixed = 0 < count < len(group)
+            found += [next(single) == 1 for _ in group] if mixed else [count == len(group)] * len(group)
+        return found
 
     def read(self, keys: Sequence[bytes], into: Sequence[Sequence[memoryview]]) -> list[int | None]:
         sizes = [_size(views) for views in into]
@@ -69,24 +84,27 @@ class ValkeyStore:
             self._delete(broken, deadline)
         return found
 
-    def write(self, keys: Sequence[bytes], parts: Sequence[Sequence[memoryview]]) -> list[bool]:
-        sizes = [_size(views) for views in parts]
+    def write(self, keys: Sequence[bytes], sizes: Sequence[int], parts: Sequence[Sequence[memoryview]]) -> list[bool]:
         deadline = Deadline(self._options.timeout, sum(sizes))
         limit = self._limit(deadline)
+        whole = cache(parts.__getitem__)
+
+        def piece(index: int, number: int) -> Iterator[memoryview]:
+            yield from split(whole(index), limit)[number]
+
         commands: list[Command] = []
         owners: list[int] = []
-        for index, (key, views) in enumerate(zip(keys, parts, strict=True)):
-            pieces: list[tuple[bytes, Sequence[memoryview]]] = [(_name(key), views)]
-            if sizes[index] > limit:
-                pieces = list(zip(chunk_keys(_name(key), sizes[index], limit), split(views, limit), strict=True))
-            commands += [self._set(name, piece) for name, piece in pieces]
-            owners += [index] * len(pieces)
+        for index, (key, size) in enumerate(zip(keys, sizes, strict=True)):
+            names = [_name(key)] if size <= limit else chunk_keys(_name(key), size, limit)
+            for number, name in enumerate(names):
+                commands.append(self._set(name, min(limit, size - number * limit), piece(index, number)))
+                owners.append(index)
         stored = [True] * len(keys)
         for index, result in zip(owners, self._run(commands, deadline), strict=True):
             stored[index] &= result == b"OK"
         # A manifest goes out only when its chunks are there: whoever finds it may count on them.
         late = [index for index, size in enumerate(sizes) if size > limit and stored[index]]
-        heads = [self._set(_name(keys[index]), [memoryview(manifest(sizes[index], limit))]) for index in late]
+        heads = [self._set(_name(keys[i]), MANIFEST_BYTES, [memoryview(manifest(sizes[i], limit))]) for i in late]
         for index, result in zip(late, self._run(heads, deadline), strict=True):
             stored[index] = result == b"OK"
         return stored
@@ -99,6 +117,11 @@ class ValkeyStore:
 
     def close(self) -> None:
         self._topology.close()
+
+    def _counts(self, groups: Sequence[Sequence[bytes]], deadline: Deadline) -> list[int]:
+        """How many keys of each group there are."""
+        commands = [_command(b"EXISTS", *map(_name, group)) for group in groups]
+        return [_length(result) or 0 for result in self._run(commands, deadline)]
 
     def _delete(self, keys: Sequence[bytes], deadline: Deadline) -> None:
         """Remove the values, and the chunks of those that are cut."""
@@ -115,12 +138,12 @@ class ValkeyStore:
                 doomed += chunk_keys(name, *known)
         self._run([_command(b"UNLINK", name) for name in doomed], deadline)
 
-    def _set(self, name: bytes, value: Sequence[memoryview]) -> Command:
+    def _set(self, name: bytes, size: int, value: Iterable[memoryview]) -> Command:
         ttl = b"%d" % self._options.ttl
         tail = b"\r\n$2\r\nEX\r\n$%d\r\n%b\r\n" % (len(ttl), ttl) if self._options.ttl else b"\r\n"
         words = 5 if self._options.ttl else 3
-        head = b"*%d\r\n$3\r\nSET\r\n$%d\r\n%b\r\n$%d\r\n" % (words, len(name), name, _size(value))
-        return Command(name, [head, *value, tail])
+        head = b"*%d\r\n$3\r\nSET\r\n$%d\r\n%b\r\n$%d\r\n" % (words, len(name), name, size)
+        return Command(name, chain((head,), value, (tail,)))
 
     def _limit(self, deadline: Deadline) -> int:
         """Bytes of a chunk: ours, or what the server takes at most. All clients of a server come to the same."""

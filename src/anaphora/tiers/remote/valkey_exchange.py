@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from selectors import EVENT_READ, DefaultSelector
 from typing import Any
@@ -25,7 +25,8 @@ class Command:
 
     key: bytes
     """Decides which node is asked."""
-    frames: list[bytes | memoryview]
+    frames: Iterable[bytes | memoryview]
+    """Taken once, when it is sent."""
     into: Sequence[memoryview] | None = None
 
 

@@ -7,6 +7,8 @@ from the dead finds memory that nobody mistakes for something else.
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -18,6 +20,8 @@ from anaphora.tiers.remote.deadline import Deadline
 from anaphora.tiers.store import StoreError
 
 T = TypeVar("T")
+NICENESS = 10
+"""Of the threads: Mooncake's client spins until a transfer is over, and what it waits for needs the core more."""
 
 
 class Job(Generic[T]):
@@ -55,28 +59,33 @@ class Job(Generic[T]):
 
 
 class Worker:
-    """One daemon thread and its arena."""
+    """A few daemon threads and their arena. Calls begin in order, as many side by side as there are threads."""
 
-    def __init__(self, name: str, arena_bytes: int) -> None:
+    def __init__(self, name: str, threads: int, arena_bytes: int, niceness: int = 0) -> None:
         self.arena = page_buffer(arena_bytes)
         self.clean = True
         """Whether its calls ended well: nothing of them touches the arena any more."""
         self.rests_until = 0.0
         self._jobs: SimpleQueue[Job[Any]] = SimpleQueue()
-        self._last: Job[Any] | None = None
-        threading.Thread(target=self._work, name=name, daemon=True).start()
+        self._begun: list[Job[Any]] = []
+        """Those that may not have ended."""
+        for _ in range(threads):
+            threading.Thread(target=self._work, args=(niceness,), name=name, daemon=True).start()
 
     @property
     def ready(self) -> bool:
-        """Its last call has ended, and its rest."""
-        return (self._last is None or self._last.done) and time.monotonic() >= self.rests_until
+        """Its calls have ended, and its rest."""
+        return all(job.done for job in self._begun) and time.monotonic() >= self.rests_until
 
     def start(self, call: Callable[[], T]) -> Job[T]:
-        self._last = job = Job(call)
+        job = Job(call)
+        self._begun = [*(begun for begun in self._begun if not begun.done), job]
         self._jobs.put(job)
         return job
 
-    def _work(self) -> None:
+    def _work(self, niceness: int) -> None:
+        if niceness and sys.platform == "linux":  # where a thread has a niceness of its own
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness)
         while True:
             self._jobs.get().run()
 
@@ -84,10 +93,11 @@ class Worker:
 class Workers:
     """A few workers, lent to one caller at a time."""
 
-    def __init__(self, name: str, count: int, arena_bytes: int, rest: float) -> None:
-        """`rest`: seconds a worker is left alone after a call that may still touch its arena."""
+    def __init__(self, name: str, count: int, threads: int, arena_bytes: int, rest: float) -> None:
+        """`count` workers of so many threads. `rest`: seconds a worker is left alone after a call that may still
+        touch its arena."""
         self._rest = rest
-        self._all = [Worker(f"{name}-{number}", arena_bytes) for number in range(count)]
+        self._all = [Worker(f"{name}-{number}", threads, arena_bytes, NICENESS) for number in range(count)]
         self._idle: LifoQueue[Worker] = LifoQueue()
         self._resting: list[Worker] = []
         self._lock = threading.Lock()
