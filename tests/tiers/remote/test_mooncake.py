@@ -14,12 +14,16 @@ import pytest
 
 from anaphora.tiers.memory import page_buffer
 from anaphora.tiers.remote.deadline import Deadline
+from anaphora.tiers.remote.mooncake_url import parse
 from anaphora.tiers.remote.registry import open_remote
 from anaphora.tiers.remote.tier import RemoteTier
 from anaphora.tiers.remote.workers import Workers
 from anaphora.tiers.store import Outcome, RemoteStore, StoreError
 from support.remote import Mooncake, free_port, mooncake, until, why_no_mooncake, write
 from support.stored_blocks import chain, payload, payloads, room
+
+if not why_no_mooncake():
+    from anaphora.tiers.remote.mooncake import MooncakeStore
 
 pytestmark = pytest.mark.skipif(bool(why_no_mooncake()), reason=why_no_mooncake())
 
@@ -86,6 +90,24 @@ def test_registered_memory_is_written_from_where_it_is(store: RemoteStore) -> No
     for i, key in enumerate(keys):
         assert get(store, key, (1 << 20) + 4) == b"head" + memory[i << 20 : (i + 1) << 20]
     store.delete(keys)
+
+
+def test_more_steps_than_an_arena_has_parts(cluster: Mooncake) -> None:
+    """Small parts, so that each is used several times; values of both kinds, copied and sent from where they lie."""
+    store = MooncakeStore(parse(f"mooncake://{cluster.address}?timeout=10"), part_bytes=2 << 20)
+    memory = page_buffer(24 << 20)
+    memory[:] = os.urandom(24 << 20)
+    store.register(memory)
+    sizes = [1 << 20, 300_000, (2 << 20) - 4, 5, 700_000, 1 << 20, 40_000, 1_500_000, 2_000_000, 999] * 2
+    starts = [sum(sizes[:index]) for index in range(len(sizes))]
+    data = [memory[start : start + size] for start, size in zip(starts, sizes, strict=True)]
+    keys = [os.urandom(16) for _ in sizes]
+    assert all(write(store, keys, [[memoryview(b"head"), value] for value in data]))
+    rooms = [bytearray(size + 4) for size in sizes]
+    assert list(store.read(keys, [[memoryview(room)] for room in rooms])) == [size + 4 for size in sizes]
+    assert rooms == [b"head" + value for value in data]
+    store.delete(keys)
+    store.close()
 
 
 def test_a_value_that_no_arena_holds_is_refused(store: RemoteStore) -> None:

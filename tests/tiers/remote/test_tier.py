@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +18,7 @@ from anaphora.tiers.remote.registry import open_remote
 from anaphora.tiers.remote.tier import RemoteTier
 from anaphora.tiers.remote.valkey import KEY_PREFIX, ValkeyStore
 from anaphora.tiers.remote.valkey_url import parse
-from anaphora.tiers.store import BlockMeta, Outcome
+from anaphora.tiers.store import BlockMeta, Outcome, StoreError
 from support.remote import valkey
 from support.stored_blocks import OTHER_SPACE, SIZE, chain, payload, payloads, room
 
@@ -198,7 +198,7 @@ class Outsider:
     def contains(self, keys: Sequence[bytes]) -> list[bool]:
         return list(self._do())
 
-    def read(self, keys: Sequence[bytes], into: Sequence[Sequence[memoryview]]) -> list[int | None]:
+    def read(self, keys: Sequence[bytes], into: Sequence[Sequence[memoryview]]) -> Iterable[int | None]:
         return list(self._do())
 
     def write(self, keys: Sequence[bytes], sizes: Sequence[int], parts: Sequence[Sequence[memoryview]]) -> list[bool]:
@@ -241,3 +241,42 @@ def test_batches_before_a_failure_count() -> None:
     views = [memoryview(bytearray(24 << 20))] * 5
     assert RemoteTier(store).load(blocks, views) == [Outcome.MISS] * 2 + [Outcome.FAILED] * 3
     assert store.calls == 2
+
+
+def test_blocks_before_a_failure_count_within_a_batch() -> None:
+    """A store that gives its answers one by one, and fails after the second."""
+    blocks = chain("cut off", 4)
+    values = [pack_header(block, payload(block)) + bytes(payload(block)) for block in blocks]
+
+    class CutOff(Outsider):
+        def read(self, keys: Sequence[bytes], into: Sequence[Sequence[memoryview]]) -> Iterator[int | None]:
+            for index, (head, body) in enumerate(into):
+                if index == 2:
+                    raise StoreError("gone")
+                head[:], body[:] = values[index][: len(head)], values[index][len(head) :]
+                yield len(values[index])
+
+    tier = RemoteTier(CutOff(None))
+    assert loaded(tier, blocks) == [Outcome.OK] * 2 + [Outcome.FAILED] * 2
+    stats = tier.stats()
+    assert (stats.hits, stats.failed) == (2, 2)
+
+
+def test_what_is_written_is_made_when_it_is_asked_for() -> None:
+    """So that a checksum is computed while the store is busy with the value before."""
+    blocks = chain("lazy", 3)
+    data = [bytearray(payload(block)) for block in blocks]
+    got: list[bytes] = []
+
+    class Slow(Outsider):
+        def write(
+            self, keys: Sequence[bytes], sizes: Sequence[int], parts: Sequence[Sequence[memoryview]]
+        ) -> list[bool]:
+            assert len(keys) == len(sizes) == len(parts) == 3
+            data[2][7] ^= 1  # after the call began, before the last one is asked for
+            got.extend(b"".join(parts[index]) for index in range(3))
+            assert [len(value) for value in got] == list(sizes)
+            return [True] * 3
+
+    assert RemoteTier(Slow([False] * 3)).save(blocks, [memoryview(each) for each in data]) == [Outcome.OK] * 3
+    assert got == [pack_header(block, memoryview(each)) + bytes(each) for block, each in zip(blocks, data, strict=True)]

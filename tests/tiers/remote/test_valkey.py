@@ -91,6 +91,27 @@ def test_a_batch_mixes_sizes_misses_and_hits(store: ValkeyStore) -> None:
     assert write(store, [], []) == []
 
 
+@pytest.mark.parametrize("count", [1, 63, 64, 65, 200])
+def test_many_keys_at_once_are_told_apart(store: ValkeyStore, count: int) -> None:
+    """All, none, a leading part, every third, and the last only."""
+    keys = [key() for _ in range(count)]
+    for there in (range(count), range(0), range(count // 2), range(0, count, 3), range(count - 1, count)):
+        write(store, [keys[i] for i in there], [[memoryview(b"x")] for _ in there])
+        assert store.contains(keys) == [i in there for i in range(count)]
+        assert store.contains([*keys[:3], *keys[:3]]) == [i in there for i in range(min(3, count))] * 2
+        store.delete(keys)
+
+
+def test_a_batch_larger_than_any_socket_holds(store: ValkeyStore) -> None:
+    """Sent in parts: the server takes the first values while the last ones wait."""
+    sizes = [*([1] * 600), 9 << 20, 3, 5 << 20, 20_000]
+    keys, data = [key() for _ in sizes], [os.urandom(size) for size in sizes]
+    assert all(write(store, keys, [[memoryview(value)[:1], memoryview(value)[1:]] for value in data]))
+    rooms = [bytearray(size) for size in sizes]
+    assert store.read(keys, [[memoryview(room)] for room in rooms]) == sizes
+    assert rooms == data
+
+
 @pytest.mark.parametrize(("written", "asked"), [(100, 90), (100, 110), (CHUNK, 100), (3 * CHUNK, 2 * CHUNK)])
 def test_another_length_is_told(store: ValkeyStore, written: int, asked: int) -> None:
     name = key()
