@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from anaphora.tiers.remote.deadline import Deadline
 from anaphora.tiers.remote.mooncake_url import parse
 from anaphora.tiers.remote.registry import open_remote
 from anaphora.tiers.remote.tier import RemoteTier
-from anaphora.tiers.remote.workers import Workers
+from anaphora.tiers.remote.workers import Worker, Workers
 from anaphora.tiers.store import Outcome, RemoteStore, StoreError
 from support.remote import Mooncake, free_port, mooncake, until, why_no_mooncake, write
 from support.stored_blocks import chain, payload, payloads, room
@@ -117,6 +118,16 @@ def test_a_value_that_no_arena_holds_is_refused(store: RemoteStore) -> None:
     assert list(store.read([key], [[huge]])) == [None]
 
 
+def test_a_key_asked_for_twice_is_read_twice(store: RemoteStore) -> None:
+    keys, data = [os.urandom(16), os.urandom(16)], [os.urandom(1000), os.urandom(1000)]
+    assert write(store, [*keys, keys[0]], [[memoryview(value)] for value in (*data, data[0])]) == [True] * 3
+    rooms = [bytearray(1000) for _ in range(5)]
+    asked = [1, 0, 0, 1, 0]
+    assert list(store.read([keys[i] for i in asked], [[memoryview(room)] for room in rooms])) == [1000] * 5
+    assert rooms == [data[i] for i in asked]
+    store.delete(keys)
+
+
 def test_two_servers_share_blocks(cluster: Mooncake, store: RemoteStore) -> None:
     one, two = RemoteTier(store), RemoteTier(open_remote(f"mooncake://{cluster.address}?timeout=10"))
     blocks = chain("mooncake", 12)
@@ -200,6 +211,68 @@ def test_holder_and_master_that_stop_and_go(tmp_path: Path) -> None:
         start = time.monotonic()
         tier.close()
         assert time.monotonic() - start < MOST_SECONDS
+
+
+def test_a_write_that_was_given_up_leaves_nothing(tmp_path: Path) -> None:
+    """The memory that is sent may be changed by then. And who is asked for what is being written has a miss."""
+    size = 16 << 20
+    with mooncake(tmp_path, 128 << 20) as cluster:
+        store = open_remote(f"mooncake://{cluster.address}?timeout=0.5")
+        assert isinstance(store, MooncakeStore)
+        tier, other = RemoteTier(store), RemoteTier(open_remote(f"mooncake://{cluster.address}?timeout=10"))
+        blocks = chain("given up", 3)
+        for each in (tier, other):
+            until(lambda each=each: each.save(blocks[:1], payloads(blocks[:1])) == [Outcome.OK], 20)  # type: ignore[misc]
+        memory = page_buffer(2 * size)
+        tier.register(memory)
+        cluster.holder.send_signal(signal.SIGSTOP)
+        try:
+            until(partial(all_threads_stopped, cluster.holder.pid), 10)
+            assert tier.save(blocks[1:], [memory[:size], memory[size:]]) == [Outcome.FAILED] * 2
+            assert other.load(blocks[1:2], room(1, size)) == [Outcome.MISS]
+            memory[:] = b"x" * len(memory)
+        finally:
+            cluster.holder.send_signal(signal.SIGCONT)
+        until(lambda: all(job.done for worker in store._workers._all for job in worker._begun), 20)
+        assert other.load(blocks[1:], room(2, size)) == [Outcome.MISS] * 2
+
+        cluster.holder.kill()
+        assert other.load(blocks[:1], room(1)) == [Outcome.FAILED], "nobody can say whether it is there"
+        tier.close()
+        other.close()
+
+
+def test_calls_given_up_are_not_begun_or_undone() -> None:
+    at_it, go = threading.Barrier(2), threading.Event()
+    done: list[str] = []
+    worker = Worker("test", 1, 4096)
+    begun = worker.start(lambda: at_it.wait(10) + go.wait(10), lambda: done.append("undone"))
+    late = worker.start(lambda: done.append("late"), lambda: done.append("late undone"))
+    at_it.wait(10)
+    worker.give_up()
+    last = worker.start(lambda: done.append("last"), lambda: done.append("last undone"))
+    go.set()
+    last.result(Deadline(5))
+    assert begun.done
+    assert late.done
+    assert done == ["undone", "last"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads have no niceness of their own")
+def test_a_process_that_is_nicer_than_its_workers_stays_so() -> None:
+    """To be less nice is the superuser's right; others would lose the thread."""
+    found = []
+
+    def nice() -> None:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 15)
+        worker = Worker("test", 1, 4096, niceness=10)
+        job = worker.start(lambda: os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+        found.append(job.result(Deadline(5)))
+
+    thread = threading.Thread(target=nice)
+    thread.start()
+    thread.join(10)
+    assert found == [15]
 
 
 def test_a_worker_that_is_stuck_rests_and_comes_back() -> None:

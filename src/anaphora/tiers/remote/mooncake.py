@@ -49,7 +49,8 @@ COPIED_BYTES = 512 << 10
 costs 70 microseconds, the copy of a megabyte 160."""
 LOCAL_BUFFER_BYTES = 16 << 20
 REST_SECONDS = 30.0
-NOT_FOUND, LEASE_EXPIRED, NO_ROOM, LONGER = -704, -707, -200, -600
+NOT_READY, NOT_FOUND, LEASE_EXPIRED, NO_ROOM, LONGER = OF_ONE_KEY = -703, -704, -707, -200, -600
+"""Not ready: somebody else is writing it."""
 TRANSFER_FAILED = range(-899, -799)
 
 
@@ -88,7 +89,7 @@ class MooncakeStore:
         rooms = [size if size <= self._part else 1 for size in sizes]  # what no part holds was never written
         deadline = Deadline(self._options.timeout, sum(rooms))
         client = self._client(deadline)
-        codes = []
+        codes: list[int] = []
         with self._lent(deadline) as worker:
             base = _address(worker.arena)
 
@@ -96,16 +97,16 @@ class MooncakeStore:
                 names, lengths = [_name(keys[index]) for index in run], [rooms[index] for index in run]
                 return worker.start(lambda: client.batch_get_into(names, [base + place for place in places], lengths))
 
-            for run, places, answers in self._pipeline(rooms, start, deadline):
+            for run, places, answers in self._pipeline(keys, rooms, start, deadline):
+                codes += answers
+                self._check(codes, worker)
                 for index, place, code in zip(run, places, answers, strict=True):
-                    codes.append(code)
                     if code == sizes[index]:
                         _scatter(worker.arena[place : place + code], into[index])
                     elif code == LONGER:
                         name = _name(keys[index])
                         code = worker.start(lambda name=name: client.get_size(name)).result(deadline)  # type: ignore[misc]
                     yield code if code >= 0 else None
-            self._check(codes, worker)
 
     def write(self, keys: Sequence[bytes], sizes: Sequence[int], parts: Sequence[Sequence[memoryview]]) -> list[bool]:
         deadline = Deadline(self._options.timeout, sum(sizes))
@@ -118,9 +119,13 @@ class MooncakeStore:
                 names = [_name(keys[index]) for index in run]
                 addresses = [[where for where, _ in pieces] for pieces in gathered]
                 lengths = [[length for _, length in pieces] for pieces in gathered]
-                return worker.start(lambda: client.batch_put_from_multi_buffers(names, addresses, lengths))
+                # Whoever does not wait for the end may change the memory that is being sent.
+                return worker.start(
+                    lambda: client.batch_put_from_multi_buffers(names, addresses, lengths),
+                    lambda: client.batch_remove(names, True),
+                )
 
-            for run, _, answers in self._pipeline(sizes, start, deadline):
+            for run, _, answers in self._pipeline(keys, sizes, start, deadline):
                 for index, code in zip(run, answers, strict=True):
                     codes[index] = code
             self._check(codes, worker)
@@ -212,23 +217,27 @@ class MooncakeStore:
         except (TimeoutError, OSError) as error:
             raise StoreError(f"{self._options.master}: {error}") from None
 
-    def _runs(self, sizes: Sequence[int]) -> Iterator[list[int]]:
-        """Indices, in calls of about STEP_BYTES; values that no part of an arena holds are left out."""
+    def _runs(self, keys: Sequence[bytes], sizes: Sequence[int]) -> Iterator[list[int]]:
+        """Indices, in calls of about STEP_BYTES; values that no part of an arena holds are left out. No call has a key
+        twice: Mooncake would fill one of the two places, and say that it filled both."""
         run: list[int] = []
+        known: set[bytes] = set()
         total = 0
         for index, size in enumerate(sizes):
             if size > self._part:
                 continue
-            if run and total + size > min(STEP_BYTES, self._part):
+            if run and (total + size > min(STEP_BYTES, self._part) or keys[index] in known):
                 yield run
-                run, total = [], 0
+                run, known, total = [], set(), 0
             run.append(index)
+            known.add(keys[index])
             total += size
         if run:
             yield run
 
     def _pipeline(
         self,
+        keys: Sequence[bytes],
         sizes: Sequence[int],
         start: Callable[[Sequence[int], Sequence[int]], Job[list[int]]],
         deadline: Deadline,
@@ -236,7 +245,7 @@ class MooncakeStore:
         """Indices, places in the arena and answers of one call after another. While they are dealt with, CALLS others
         are on their way, each in its own part of the arena."""
         begun: deque[tuple[Sequence[int], Sequence[int], Job[list[int]]]] = deque()
-        for number, run in enumerate(self._runs(sizes)):
+        for number, run in enumerate(self._runs(keys, sizes)):
             if len(begun) > CALLS:
                 yield _answered(*begun.popleft(), deadline)
             places, at = [], number % (CALLS + 1) * self._part
@@ -274,7 +283,7 @@ class MooncakeStore:
         """Raises StoreError when every key met an error that is not about the key."""
         if any(code in TRANSFER_FAILED for code in codes):
             worker.clean = False
-        errors = [code for code in codes if code < 0 and code not in (NOT_FOUND, LEASE_EXPIRED, NO_ROOM, LONGER)]
+        errors = [code for code in codes if code < 0 and code not in OF_ONE_KEY]
         if codes and len(errors) == len(codes):
             raise self._error(errors[0])
 

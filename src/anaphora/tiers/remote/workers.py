@@ -27,15 +27,22 @@ NICENESS = 10
 class Job(Generic[T]):
     """A call on its way."""
 
-    def __init__(self, call: Callable[[], T]) -> None:
+    def __init__(self, call: Callable[[], T], undo: Callable[[], object] | None) -> None:
+        self.given_up = False
+        """Nobody waits for it any more: it is not begun, or undone when it ends."""
         self._call = call
+        self._undo = undo
         self._done = threading.Event()
         self._answer: T | None = None
         self._error: BaseException | None = None
 
     def run(self) -> None:
         try:
+            if self.given_up:
+                return
             self._answer = self._call()
+            if self.given_up and self._undo is not None:
+                self._undo()
         except BaseException as error:  # handed to whoever waits
             self._error = error
         finally:
@@ -77,15 +84,23 @@ class Worker:
         """Its calls have ended, and its rest."""
         return all(job.done for job in self._begun) and time.monotonic() >= self.rests_until
 
-    def start(self, call: Callable[[], T]) -> Job[T]:
-        job = Job(call)
+    def start(self, call: Callable[[], T], undo: Callable[[], object] | None = None) -> Job[T]:
+        """`undo` is called after a call that was given up before it ended."""
+        job = Job(call, undo)
         self._begun = [*(begun for begun in self._begun if not begun.done), job]
         self._jobs.put(job)
         return job
 
+    def give_up(self) -> None:
+        """Nobody waits for its calls any more."""
+        for job in self._begun:
+            job.given_up = True
+
     def _work(self, niceness: int) -> None:
-        if niceness and sys.platform == "linux":  # where a thread has a niceness of its own
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness)
+        if sys.platform == "linux":  # where a thread has a niceness of its own
+            thread = threading.get_native_id()
+            if os.getpriority(os.PRIO_PROCESS, thread) < niceness:  # less nice only a superuser can be
+                os.setpriority(os.PRIO_PROCESS, thread, niceness)
         while True:
             self._jobs.get().run()
 
@@ -125,6 +140,7 @@ class Workers:
         if worker.clean:
             self._idle.put(worker)
             return
+        worker.give_up()
         worker.rests_until = time.monotonic() + self._rest
         with self._lock:
             self._resting.append(worker)
