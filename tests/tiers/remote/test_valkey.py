@@ -59,7 +59,7 @@ def names(server: Any, db: int = 1) -> set[bytes]:
     return set(server.client(db=db).keys())
 
 
-@pytest.mark.parametrize("size", [1, 100, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK, 10 * CHUNK + 7, 1 << 20])
+@pytest.mark.parametrize("size", [0, 1, 100, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK, 10 * CHUNK + 7, 1 << 20])
 def test_what_is_written_is_read(store: ValkeyStore, size: int) -> None:
     name, data = key(), os.urandom(size)
     assert store.contains([name]) == [False]

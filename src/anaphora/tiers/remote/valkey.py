@@ -90,7 +90,7 @@ class ValkeyStore:
         whole = cache(parts.__getitem__)
 
         def piece(index: int, number: int) -> Iterator[memoryview]:
-            yield from split(whole(index), limit)[number]
+            yield from whole(index) if sizes[index] <= limit else split(whole(index), limit)[number]
 
         commands: list[Command] = []
         owners: list[int] = []
