@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import time
@@ -207,6 +208,40 @@ def test_no_such_folder_is_said(tmp_path: Path, action: str) -> None:
     with pytest.raises(ConfigError, match="is not a folder"):
         cache([action, str(tmp_path / "none")], standalone_mode=False)
     assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize("action", ["stats", "verify", "clear"])
+def test_a_folder_of_something_else_is_said_and_left_alone(tmp_path: Path, action: str) -> None:
+    with pytest.raises(ConfigError, match="holds no disk cache"):
+        cache([action, str(tmp_path)], standalone_mode=False)
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "lock").write_text("the lock of another program")
+    (tmp_path / "seg-00000001.kv").write_text("its data")
+    with pytest.raises(ConfigError, match="holds no disk cache"):
+        cache([action, str(tmp_path)], standalone_mode=False)
+    with pytest.raises(ConfigError, match="another program"):
+        DiskTier(tmp_path, 4 * MIB, LRU())
+    assert (tmp_path / "lock").read_text() == "the lock of another program"
+    assert (tmp_path / "seg-00000001.kv").read_text() == "its data"
+
+
+def test_a_read_only_cache_is_read_and_nobody_is_said_to_use_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    damage(folder)
+    plain_open = os.open
+
+    def read_only(path: Any, flags: int, *rest: Any, **named: Any) -> int:
+        if flags & (os.O_WRONLY | os.O_RDWR):
+            raise OSError(errno.EROFS, "Read-only file system")
+        return plain_open(path, flags, *rest, **named)
+
+    monkeypatch.setattr(os, "open", read_only)
+    assert run_json("stats", folder)["held"] is False
+    found = run_json("verify", folder, exit_code=1)
+    assert (found["removed"], found["held"]) == (False, False)
+    assert "cannot write" in run("verify", folder).stdout
+    for result in (run("clear", folder), run("export", folder, folder / "warm.kv")):
+        assert "Read-only" in str(result.exception)
+        assert getattr(result.exception, "exit_code", None) == 3
 
 
 def test_export_into_a_place_that_cannot_be_written(folder: Path, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from anaphora.errors import ConfigError, InputError
 from anaphora.replay.readers.base import ReadReport, TraceRequest
 from anaphora.replay.readers.source import read_trace
 from anaphora.replay.spool import spooled
+from anaphora.replay.study import read_all
 
 DATA = Path(__file__).parents[1] / "data" / "traces"
 GOOD = {"timestamp": 0, "input_length": 600, "output_length": 1, "hash_ids": [0, 1]}
@@ -136,6 +137,14 @@ def test_nothing_to_read_is_an_error(tmp_path: Path) -> None:
         spooled(read_trace(path, ReadReport(), form="azure"), 16),
     ):
         pass
+
+
+def test_a_trace_of_bad_lines_only_says_what_is_wrong_with_them(tmp_path: Path) -> None:
+    path = tmp_path / "trace"
+    path.write_text(json.dumps(GOOD))
+    with pytest.raises(InputError, match=r"trace was read as Azure LLM inference, and line 1 .*--format mooncake"):
+        list(read_all([path], [], lambda *_: None, form="azure"))
+    assert len(list(read_all([path], [], lambda *_: None))) == 1
 
 
 @pytest.mark.parametrize("pack", [gzip.compress, zstandard.ZstdCompressor(write_checksum=True).compress])

@@ -9,12 +9,15 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from anaphora.cli.options import Bytes
 from anaphora.errors import ConfigError
+
+if TYPE_CHECKING:
+    from anaphora.tiers.maintenance import Scrub
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
@@ -81,7 +84,8 @@ def stats(directory: Path, as_json: bool) -> None:
 def verify(directory: Path, as_json: bool) -> None:
     """Read every block of DIRECTORY and check it. Exit status 1 when one is damaged.
 
-    Damaged blocks are removed, unless a server uses the folder: that drops them itself when it reads them.
+    Damaged blocks are removed, unless a server uses the folder (it drops them itself when it reads them) or it
+    cannot be written.
     """
     _needs_xxhash()
     from anaphora.geometry.units import human_bytes
@@ -98,8 +102,7 @@ def verify(directory: Path, as_json: bool) -> None:
         for line in found.corrupt:
             click.echo(f"damaged: {line}")
         if found.corrupt:
-            after = "removed" if found.removed else "left to the server that uses the folder, which drops what it reads"
-            click.echo(f"{len(found.corrupt):,} damaged, {after}")
+            click.echo(f"{len(found.corrupt):,} damaged, {_what_became(found)}")
     if found.corrupt:
         sys.exit(1)
 
@@ -174,7 +177,9 @@ def import_(directory: Path, file: Path, limit: int | None, as_json: bool) -> No
     else:
         click.echo(f"{moved.blocks:,} blocks stored in {directory}")
     if moved.skipped:
-        click.echo(f"{moved.skipped:,} blocks found no room; give a larger --limit", err=True)
+        click.echo(
+            f"{moved.skipped:,} blocks found no room; give a larger --limit, or free space on that disk", err=True
+        )
     if moved.damage:
         click.echo(f"{file} is damaged ({moved.damage}); what stood before that was stored", err=True)
     if moved.skipped or moved.damage:
@@ -184,6 +189,15 @@ def import_(directory: Path, file: Path, limit: int | None, as_json: bool) -> No
 def _print(action: str, directory: Path, fields: dict[str, Any]) -> None:
     head = {"schema_version": 1, "command": f"cache {action}", "directory": str(directory)}
     click.echo(json.dumps({**head, **fields}, indent=2))
+
+
+def _what_became(found: Scrub) -> str:
+    """Of damaged blocks."""
+    if found.removed:
+        return "removed"
+    if found.held:
+        return "left to the server that uses the folder, which drops what it reads"
+    return "left there, because this user cannot write to the folder"
 
 
 def _progress(word: str) -> Callable[[int], None]:

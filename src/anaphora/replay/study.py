@@ -6,11 +6,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from anaphora.errors import InputError
 from anaphora.replay.costs import Costs, Offer, worthwhile
 from anaphora.replay.lru_curve import LRUCurve
 from anaphora.replay.profile import TraceProfile
 from anaphora.replay.readers.base import ReadReport, TraceRequest
 from anaphora.replay.readers.chats import Tokenize
+from anaphora.replay.readers.registry import FORMATS
 from anaphora.replay.readers.source import read_trace
 from anaphora.replay.runs import NOTHING, OPTIMUM, Job, Measured, run_all
 from anaphora.replay.spool import Spool
@@ -118,7 +120,10 @@ def read_all(
     strict: bool = False,
     tokenize: Tokenize | None = None,
 ) -> Iterator[TraceRequest]:
-    """The requests of all files, one file after the other; what was wrong with each goes into `reports`."""
+    """The requests of all files, one file after the other; what was wrong with each goes into `reports`.
+
+    Raises InputError when not one line of them can be used, and as `read_trace` does.
+    """
     done = 0
     for path in paths:
         report = ReadReport()
@@ -129,6 +134,14 @@ def read_all(
             done += 1
             if done % 1024 == 0:
                 progress(f"Reading {path.name}", done, None)
+    bad = [(path, report) for path, report in reports if report.malformed]
+    if not done and bad:
+        path, report = bad[0]
+        line, why = report.malformed[0]
+        raise InputError(
+            f"the trace holds no usable request. {path} was read as {report.format}, and line {line} is no such line: "
+            f"{why}. Correct the trace, or say what it is with --format {'|'.join(FORMATS)}"
+        )
 
 
 def examine(spool: Spool, plan: Plan, progress: Progress) -> Study:

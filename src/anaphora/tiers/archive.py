@@ -16,6 +16,7 @@ import json
 import os
 import struct
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -67,7 +68,7 @@ class Moved:
 def export(directory: Path, file: Path, progress: Callable[[int], None] = lambda blocks: None) -> Moved:
     """Write every whole block of a folder into `file`, which is there when all of it is. A server may go on.
 
-    Raises ConfigError for what is no folder, StoreError when it cannot be read or the file cannot be written.
+    Raises ConfigError for what is no disk cache, StoreError when it cannot be read or the file cannot be written.
     """
     survey(directory)  # is it a folder that can be read?
     unfinished = file.with_name(file.name + ".tmp")
@@ -83,8 +84,11 @@ def export(directory: Path, file: Path, progress: Callable[[int], None] = lambda
             _write_all(out, segments, moved, progress)
         unfinished.rename(file)
     except OSError as error:
-        unfinished.unlink(missing_ok=True)
-        raise StoreError(f"{file} cannot be written: {error.strerror}") from error
+        with suppress(OSError):
+            unfinished.unlink()
+        raise StoreError(
+            f"{file} cannot be written: {error.strerror}; name a file in a folder that exists and has room"
+        ) from error
     finally:
         for segment in segments:
             segment.close()
@@ -153,9 +157,11 @@ def _blocks(file: Path, moved: Moved) -> Iterator[tuple[BlockMeta, memoryview]]:
         with file.open("rb") as raw:
             start = raw.read(_START.size)
             if len(start) < _START.size or start[: len(MAGIC)] != MAGIC:
-                raise ConfigError(f"{file} is no export of `anaphora cache export`")
+                raise ConfigError(f"{file} is no export; name a file that `anaphora cache export` wrote")
             if (version := _START.unpack(start)[1]) != VERSION:
-                raise ConfigError(f"{file} has version {version}; this program reads version {VERSION}")
+                raise ConfigError(
+                    f"{file} has version {version}; this program reads version {VERSION}: export it anew with it"
+                )
             try:
                 yield from _records(raw)
             except CorruptBlock as error:

@@ -17,37 +17,75 @@ _LOCK = "lock"
 _PID_BYTES = 16
 
 
+class FolderInUse(ConfigError):
+    """Another process writes into the folder."""
+
+
 class DirectoryLock:
     """Holds a folder for this process until `close`; the system lets go of it when the process dies.
 
-    Raises ConfigError when another process holds it, StoreError when the folder cannot be written.
+    Raises FolderInUse when another process holds it, ConfigError when the folder's lock is none of ours, StoreError
+    when the folder cannot be written.
     """
 
-    def __init__(self, directory: Path, *, create: bool = True) -> None:
-        if not create and not directory.is_dir():
-            raise ConfigError(f"{directory} is not a folder; name the one that --disk-cache was given")
+    def __init__(self, directory: Path) -> None:
         try:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._fd = os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            raise StoreError(f"{directory} cannot be used as a disk cache: {error.strerror}") from error
+            raise unusable(directory, error) from error
         try:
+            if not _is_ours(os.pread(self._fd, _PID_BYTES + 1, 0)):
+                os.close(self._fd)
+                raise ConfigError(
+                    f"{directory / _LOCK} is a file of another program; give the disk cache its own folder"
+                )
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.pwrite(self._fd, f"{os.getpid()}".encode().ljust(_PID_BYTES), 0)
         except OSError as error:
             holder = os.pread(self._fd, _PID_BYTES, 0).decode(errors="replace").strip()
             os.close(self._fd)
             if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
-                raise ConfigError(
+                raise FolderInUse(
                     f"{directory} is in use by process {holder or 'unknown'}. Give each server its own folder "
                     "(they can share blocks through --remote-cache), or stop that process first"
                 ) from error
-            raise StoreError(f"{directory} cannot be used as a disk cache: {error.strerror}") from error
+            raise unusable(directory, error) from error
 
     def close(self) -> None:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+
+def unusable(directory: Path, error: OSError) -> StoreError:
+    """What to say when the system refuses the folder."""
+    return StoreError(
+        f"{directory} cannot be used as a disk cache: {error.strerror}. Name a folder on a file system that this "
+        "user can write to"
+    )
+
+
+def check_cache(directory: Path) -> None:
+    """Raises ConfigError for what is no folder, or none of a disk cache: nothing is to be made or removed there."""
+    if not directory.is_dir():
+        raise ConfigError(f"{directory} is not a folder; name the one that --disk-cache was given")
+    try:
+        lock = directory / _LOCK
+        if lock.is_file():
+            with lock.open("rb") as file:
+                ours = _is_ours(file.read(_PID_BYTES + 1))
+        else:
+            ours = bool(segment_paths(directory))
+    except OSError as error:
+        raise StoreError(f"{directory} cannot be read: {error.strerror}; let this user read it") from error
+    if not ours:
+        raise ConfigError(f"{directory} holds no disk cache; name the folder that --disk-cache was given")
+
+
+def _is_ours(content: bytes) -> bool:
+    """What a lock file holds: a process id, or nothing where its writer died before that."""
+    return not content or (len(content) == _PID_BYTES and content.rstrip(b" ").isdigit())
 
 
 def lock_bytes() -> int:

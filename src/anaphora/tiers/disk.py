@@ -17,7 +17,7 @@ from threading import Lock
 
 from anaphora.blocks.eviction import EvictionPolicy
 from anaphora.errors import ConfigError
-from anaphora.tiers.directory import DirectoryLock, lock_bytes
+from anaphora.tiers.directory import DirectoryLock, lock_bytes, unusable
 from anaphora.tiers.format import CorruptBlock
 from anaphora.tiers.memory import PAGE
 from anaphora.tiers.places import CALL_BYTES, DiskEntry, Place, Slots, order, runs
@@ -26,7 +26,7 @@ from anaphora.tiers.recovery import recover
 from anaphora.tiers.residents import Entry, Residents
 from anaphora.tiers.segment import Segment, file_bytes, slot_bytes
 from anaphora.tiers.stats import Counters
-from anaphora.tiers.store import BlockMeta, Outcome, StoreError, TierStats
+from anaphora.tiers.store import BlockMeta, Outcome, TierStats
 
 log = logging.getLogger(__name__)
 _REST_SECONDS = 30.0
@@ -80,7 +80,7 @@ class DiskTier:
             self._residents.restore(entries)
         except OSError as error:
             self.close()
-            raise StoreError(f"{directory} cannot be used as a disk cache: {error.strerror}") from error
+            raise unusable(directory, error) from error
 
     @property
     def used_bytes(self) -> int:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from anaphora.errors import ConfigError
-from anaphora.tiers.directory import DirectoryLock, segment_paths
+from anaphora.tiers.directory import DirectoryLock, FolderInUse, check_cache, segment_paths
 from anaphora.tiers.format import CorruptBlock, Header, check_payload, parse_header
 from anaphora.tiers.record import Record
 from anaphora.tiers.segment import CorruptSegment, Segment
@@ -52,12 +51,14 @@ class Scrub:
     corrupt: list[str] = field(default_factory=list)
     """One line for each block or file that is damaged."""
     removed: bool = False
-    """The damaged ones are gone; False: a server holds the folder and drops them when it reads them."""
+    """The damaged ones are gone; False: they stay, because the folder is held or cannot be written."""
+    held: bool = False
+    """A server uses the folder now, and drops damaged blocks when it reads them."""
 
 
 def survey(directory: Path) -> Survey:
-    """Raises ConfigError for what is no folder, StoreError when it cannot be read."""
-    with _writable(directory) as lock:
+    """Raises ConfigError for what is no folder of a disk cache, StoreError when it cannot be read."""
+    with _writable(directory) as (lock, held):
         if lock is not None:
             lock.close()  # a server may start meanwhile
         spaces: dict[bytes, SpaceSummary] = {}
@@ -71,13 +72,13 @@ def survey(directory: Path) -> Survey:
                     _count(summary, record)
         used = sum(path.stat().st_size for path in _own_files(directory))
         ordered = sorted(spaces.values(), key=lambda summary: (summary.model, summary.codec, summary.space))
-        return Survey(used, lock is None, ordered, _lines(unreadable))
+        return Survey(used, held, ordered, _lines(unreadable))
 
 
 def scrub(directory: Path, progress: Callable[[int], None] = lambda blocks: None) -> Scrub:
-    """Read and verify every block; remove the damaged ones unless a server holds the folder. Raises as `survey`."""
-    with _writable(directory) as lock:
-        found = Scrub(removed=lock is not None)
+    """Read and verify every block; remove the damaged ones where nobody else holds the folder. Raises as `survey`."""
+    with _writable(directory) as (lock, held):
+        found = Scrub(removed=lock is not None, held=held)
         unreadable: dict[Path, str] = {}
         for segment in _segments(directory, unreadable, write=lock is not None):
             for record, result in read_all(segment):
@@ -98,9 +99,10 @@ def scrub(directory: Path, progress: Callable[[int], None] = lambda blocks: None
 def clear(directory: Path, keep: Callable[[Segment, Record], bool]) -> int:
     """Remove the blocks that `keep` does not want, and files that hold nothing; the number of blocks removed.
 
-    Raises ConfigError while a server holds the folder, StoreError when it cannot be written.
+    Raises ConfigError while a server holds the folder or when it is none, StoreError when it cannot be written.
     """
-    lock = DirectoryLock(directory, create=False)
+    check_cache(directory)
+    lock = DirectoryLock(directory)
     removed = 0
     try:
         for segment in _segments(directory, {}, write=True):
@@ -116,7 +118,7 @@ def clear(directory: Path, keep: Callable[[Segment, Record], bool]) -> int:
             if not kept:
                 segment.path.unlink()
     except OSError as error:
-        raise StoreError(f"{directory} cannot be cleared: {error.strerror}") from error
+        raise StoreError(f"{directory} cannot be cleared: {error.strerror}; let this user write there") from error
     finally:
         lock.close()
     return removed
@@ -147,17 +149,20 @@ def read_all(
 
 
 @contextmanager
-def _writable(directory: Path) -> Iterator[DirectoryLock | None]:
-    """The folder's lock, or None while a server holds it, or when it may only be read."""
-    if not directory.is_dir():
-        raise ConfigError(f"{directory} is not a folder; name the one that --disk-cache was given")
-    lock: DirectoryLock | None = None
-    with suppress(ConfigError, StoreError):
-        lock = DirectoryLock(directory, create=False)
+def _writable(directory: Path) -> Iterator[tuple[DirectoryLock | None, bool]]:
+    """The folder's lock, or None; and whether that is because a server holds it. Else it may only be read."""
+    check_cache(directory)
+    lock, held = None, False
     try:
-        yield lock
+        lock = DirectoryLock(directory)
+    except FolderInUse:
+        held = True
+    except StoreError:
+        pass
+    try:
+        yield lock, held
     except OSError as error:
-        raise StoreError(f"{directory} cannot be read: {error.strerror}") from error
+        raise StoreError(f"{directory} cannot be read: {error.strerror}; let this user read it") from error
     finally:
         if lock is not None:
             lock.close()

@@ -56,7 +56,9 @@ def open_lines(path: Path) -> Iterator[Iterator[str]]:
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise InputError(f"{path} is damaged or cut short: {error}. Copy it again") from None
         except OSError as error:
-            raise InputError(f"{path} cannot be read: {error.strerror or error}") from None
+            raise InputError(
+                f"{path} cannot be read: {error.strerror or error}; name a file that this user can read"
+            ) from None
 
 
 @contextmanager
