@@ -100,7 +100,22 @@ def test_tiers_are_tried_behind_a_pool(conversations: Path) -> None:
     assert (found["pool_blocks"], found["ram_blocks"], found["disk_blocks"]) == (48, 199, 1000)
     assert set(found["sources"]) == {"pool", "ram", "disk"}
     assert found["seconds"]["load_seconds"] > 0
+    assert (found["policy"], found["ram_policy"], found["disk_policy"]) == ("lru", "lru", "lru")
+    mixed = (
+        "--ram-cache",
+        "12.5GiB",
+        "--ram-eviction-policy",
+        "lfu",
+        "--disk-cache",
+        "9",
+        "--disk-eviction-policy",
+        "arc",
+    )
+    other = report(*args, *mixed)["tiers"]
+    assert (other["policy"], other["ram_policy"], other["disk_policy"]) == ("lru", "lfu", "arc")
+    assert "lru, RAM lfu, disk arc, write_through." in run(*args, *mixed).stdout
     told = run(*args, "--ram-cache", "12.5GiB")
+    assert "lru, write_through." in told.stdout
     assert "The pool alone saves" in told.stdout
 
 
@@ -190,6 +205,8 @@ def test_it_starts_without_heavy_packages() -> None:
     ("args", "said"),
     [
         (("--policy", "clock"), "no eviction policy is called 'clock'"),
+        (("--kv-memory", "9", "--ram-cache", "9", "--ram-eviction-policy", "clock"), "policy is called 'clock'"),
+        (("--kv-memory", "9", "--ram-cache", "9", "--disk-eviction-policy", "lru"), "add --disk-cache"),
         (("--sizes", "many"), "--sizes 'many' is no size"),
         (("--sizes", "0"), "--sizes 0 is 0 blocks"),
         (("--sizes", "4GiB"), "add --model"),

@@ -261,7 +261,7 @@ def test_arrivals_and_aborts_at_any_moment_leak_nothing(folder: Path, tmp_path: 
             {"disk_cache": "kv:8MiB", "disk_eviction_policy": "x"},
             "--disk-eviction-policy is 'x'; it must be one of lru",
         ),
-        ({"ram_eviction_policy": "hazard"}, "--ram-eviction-policy hazard: add --ram-cache"),
+        ({"ram_eviction_policy": "lru"}, "--ram-eviction-policy lru: add --ram-cache"),
         ({"ram_cache": 1 << 20, "disk_eviction_policy": "arc"}, "--disk-eviction-policy arc: add --disk-cache"),
         ({"cache_write_policy": "on-eviction"}, "add --ram-cache"),
         ({"cache_write_policy": "never"}, "must be one of"),
@@ -273,6 +273,22 @@ def test_settings_that_mean_nothing_are_refused(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=words):
         make_engine(folder, **settings)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("settings", "ram", "disk"),
+    [
+        ({}, "hazard", "hazard"),
+        ({"eviction_policy": "lfu"}, "lfu", "lfu"),
+        ({"eviction_policy": "lfu", "disk_eviction_policy": "lru"}, "lfu", "lru"),
+        ({"ram_eviction_policy": "arc"}, "arc", "hazard"),
+    ],
+)
+def test_tiers_evict_as_the_pool_does_unless_told_otherwise(
+    folder: Path, tmp_path: Path, settings: dict[str, str], ram: str, disk: str
+) -> None:
+    with engine_of(folder, ram_cache=1 << 20, disk_cache=f"{tmp_path}:8MiB", **settings) as engine:
+        assert (engine.config.ram_eviction_policy, engine.config.disk_eviction_policy) == (ram, disk)
 
 
 def test_a_folder_in_use_is_refused(folder: Path, tmp_path: Path) -> None:

@@ -48,6 +48,17 @@ def test_what_the_pool_evicts_comes_back_from_the_nearest_tier_that_has_it() -> 
     ]
 
 
+def test_each_tier_evicts_by_its_own_policy() -> None:
+    """LFU keeps what was used twice, LRU what was used last; by default both are the pool's."""
+    a, b, c = [1, 2], [3, 4], [5, 6]
+    order = [a, b, a, c, a, b, c, b]
+    by_age, by_uses = TierSizes(ram=4), TierSizes(ram=4, ram_policy="lfu")
+    assert hits(order, 2, by_age) == hits(order, 2, TierSizes(ram=4, ram_policy="lru", disk_policy="lfu"))
+    assert hits(order, 2, by_uses) != hits(order, 2, by_age)
+    on_disk = [hits(order, 2, TierSizes(disk=4, disk_policy=policy)) for policy in (None, "lru", "lfu")]
+    assert on_disk[0] == on_disk[1] != on_disk[2]
+
+
 def test_written_on_eviction_ram_holds_what_the_pool_does_not() -> None:
     a, b = [1, 2], [3, 4]
     assert hits([a, b, a], 2, TierSizes(ram=2))[2] == {"pool": 0}  # RAM held b, as the pool

@@ -101,18 +101,10 @@ ENGINE_OPTIONS: Options[Any] = (
         help="What goes when the KV pool is full: hazard (ours), lru, lfu, slru, arc, s3-fifo or cost-aware.",
     ),
     click.option("--ram-cache", type=Bytes(), help="Keep blocks that leave the pool in so much RAM, for example 2GiB."),
-    click.option(
-        "--ram-eviction-policy",
-        default="lru",
-        show_default=True,
-        help="What goes when the RAM cache is full; needs --ram-cache.",
-    ),
+    click.option("--ram-eviction-policy", help="What goes when the RAM cache is full. Default: as --eviction-policy."),
     click.option("--disk-cache", metavar="DIR:SIZE", help="Keep blocks on disk too, for example /var/cache/kv:20GiB."),
     click.option(
-        "--disk-eviction-policy",
-        default="lru",
-        show_default=True,
-        help="What goes when the disk cache is full; needs --disk-cache.",
+        "--disk-eviction-policy", help="What goes when the disk cache is full. Default: as --eviction-policy."
     ),
     click.option(
         "--remote-cache", metavar="URL", help="Share blocks with other servers: valkey://... or mooncake://..."

@@ -40,6 +40,8 @@ _CACHE: tuple[Callable[[F], F], ...] = (
         "--write-policy", type=click.Choice(["write_through", "on_eviction"]), default="write_through",
         show_default=True, help="When blocks go to the tiers.",
     ),
+    click.option("--ram-eviction-policy", help="What goes when RAM is full. Default: as the last --policy."),
+    click.option("--disk-eviction-policy", help="What goes when the disk is full. Default: as the last --policy."),
     click.option("--bounded", is_flag=True, help="Only --sizes; memory then grows with them, not with the trace."),
     click.option("--jobs", type=click.IntRange(1), help="Processes. Default: the cores allowed."),
 )  # fmt: skip

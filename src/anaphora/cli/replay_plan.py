@@ -21,6 +21,8 @@ _SHORT, _LONG = 1024, 32768
 
 def check(options: dict[str, Any]) -> None:
     """What can be refused before the trace is read. Raises ConfigError."""
+    from anaphora.blocks.eviction import make_policy
+
     _policies(options["policies"])
     for name in ("kv_memory", *_TIERS):
         if options[name] is not None:
@@ -29,6 +31,12 @@ def check(options: dict[str, Any]) -> None:
         _bytes_or_blocks(text, "--sizes")
     if any(options[name] for name in _TIERS) and options["kv_memory"] is None:
         raise ConfigError("tiers lie behind a pool: say how large it is with --kv-memory")
+    for tier in ("ram", "disk"):
+        policy = options[f"{tier}_eviction_policy"]
+        if policy is not None:
+            make_policy(policy)
+            if options[f"{tier}_cache"] is None:
+                raise ConfigError(f"--{tier}-eviction-policy {policy} is of a tier: add --{tier}-cache")
     if options["bounded"] and not options["sizes"]:
         raise ConfigError("--bounded simulates the sizes of --sizes and nothing else; give some")
     if options["hardware"] is not None and options["model"] is None and options["prefill_speed"] is None:
@@ -57,12 +65,12 @@ def make_plan(options: dict[str, Any], spool: Spool, processes: int) -> Plan:
     if options["worth"] is not None and not spool.seconds:
         raise ConfigError("--worth counts by the hour, and all requests of this trace have the same time; leave it out")
     ram, disk, remote = (_blocks(options[name], weights[name], _flag(name)) for name in _TIERS)
-    pool = options["kv_memory"]
+    pool, policies = options["kv_memory"], (options["ram_eviction_policy"], options["disk_eviction_policy"])
     return Plan(
         policies=_policies(options["policies"]),
         sizes=[_blocks(text, block, "--sizes") for text in _split(options["sizes"])],
         pool=None if pool is None else _blocks(pool, block, "--kv-memory"),
-        tiers=None if pool is None else TierSizes(ram, disk, remote, WritePolicy(options["write_policy"])),
+        tiers=None if pool is None else TierSizes(ram, disk, remote, WritePolicy(options["write_policy"]), *policies),
         costs=costs,
         worth=options["worth"],
         bounded=options["bounded"],

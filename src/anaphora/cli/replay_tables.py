@@ -60,10 +60,13 @@ def tiers_table(study: Study) -> Grid | None:
             rows.append((source, f"{blocks:,}", f"{study.gib(blocks) or 0:,.1f}", *shares))
     total = (share(measured.blocks, spool.blocks), share(measured.tokens, spool.tokens))
     rows.append(("all", "", "", *total))
+    others = "".join(
+        f", {tier} {name}" for tier, name in (("RAM", sizes.ram_policy), ("disk", sizes.disk_policy)) if name
+    )
     return Grid(
         ("hits from", ">blocks", ">GiB", ">% of blocks", ">% of tokens"),
         rows,
-        f"{study.main_policy}, {sizes.write_policy.value}.",
+        f"{study.main_policy}{others}, {sizes.write_policy.value}.",
     )
 
 

@@ -21,8 +21,6 @@ from anaphora.geometry.units import human_bytes
 Implementation = Literal["auto", "compact", "transformers"]
 CacheWritePolicy = Literal["write-through", "on-eviction"]
 Preemption = Literal["swap", "recompute", "auto"]
-TIER_POLICY = "lru"
-"""What the RAM and the disk tier evict by unless told otherwise."""
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _DTYPE_NAMES = {"auto": None, "half": "float16", "float": "float32"} | {name: name for name in DTYPE_BYTES}
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
@@ -54,10 +52,11 @@ class UserConfig:
     eviction_policy: str = DEFAULT_POLICY
     ram_cache: int | None = None
     """Bytes of the tier in memory."""
-    ram_eviction_policy: str = TIER_POLICY
+    ram_eviction_policy: str | None = None
+    """None: as `eviction_policy`."""
     disk_cache: str | None = None
     """DIR:SIZE"""
-    disk_eviction_policy: str = TIER_POLICY
+    disk_eviction_policy: str | None = None
     remote_cache: str | None = field(default=None, repr=False)
     """A URL; it may hold a password."""
     cache_write_policy: str = "write-through"
@@ -227,10 +226,10 @@ def resolve(
         enable_prefix_caching=user.enable_prefix_caching,
         eviction_policy=user.eviction_policy,
         ram_cache=ram_cache,
-        ram_eviction_policy=user.ram_eviction_policy,
+        ram_eviction_policy=user.ram_eviction_policy or user.eviction_policy,
         disk_cache=disk_cache,
         disk_cache_bytes=disk_bytes,
-        disk_eviction_policy=user.disk_eviction_policy,
+        disk_eviction_policy=user.disk_eviction_policy or user.eviction_policy,
         remote_cache=user.remote_cache or "",
         cache_write_policy=write_policy,
         preemption=preemption,
@@ -248,7 +247,8 @@ def _positive(user: UserConfig) -> None:
     if not 1 <= size <= 256 or size & (size - 1):
         raise ConfigError(f"--block-size is {size}; it must be a power of two from 1 to 256, for example 16")
     for name in ("eviction_policy", "ram_eviction_policy", "disk_eviction_policy"):
-        _one_of(f"--{name.replace('_', '-')}", getattr(user, name), list(POLICIES))
+        if (policy := getattr(user, name)) is not None:
+            _one_of(f"--{name.replace('_', '-')}", policy, list(POLICIES))
     if user.implementation not in ("auto", "compact", "transformers"):
         raise ConfigError(f"--implementation is {user.implementation!r}; it must be auto, compact or transformers")
 
@@ -265,9 +265,9 @@ def _tier_settings(user: UserConfig, device: str) -> tuple[CacheWritePolicy, Pre
         raise ConfigError(f"{first}: tiers need the KV pool in main memory, and it is on {device}. Use --device cpu")
     if user.ram_cache is None and policy == "on-eviction":
         raise ConfigError("--cache-write-policy on-eviction goes through RAM: add --ram-cache, for example 2GiB")
-    if user.ram_cache is None and user.ram_eviction_policy != TIER_POLICY:
+    if user.ram_cache is None and user.ram_eviction_policy is not None:
         raise ConfigError(f"--ram-eviction-policy {user.ram_eviction_policy}: add --ram-cache, for example 2GiB")
-    if user.disk_cache is None and user.disk_eviction_policy != TIER_POLICY:
+    if user.disk_cache is None and user.disk_eviction_policy is not None:
         raise ConfigError(f"--disk-eviction-policy {user.disk_eviction_policy}: add --disk-cache, for example kv:20GiB")
     if user.ram_cache is None and preemption == "swap":
         raise ConfigError("--preemption swap goes to RAM: add --ram-cache, for example 2GiB")

@@ -169,6 +169,8 @@ def _tiers(study: Study) -> dict[str, Any] | None:
         return None
     return {
         "policy": measured.job.policy,
+        "ram_policy": sizes.ram_policy or measured.job.policy,
+        "disk_policy": sizes.disk_policy or measured.job.policy,
         "pool_blocks": measured.job.num_blocks,
         "ram_blocks": sizes.ram,
         "disk_blocks": sizes.disk,

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any
 
 from anaphora.blocks.eviction import EvictionPolicy, make_policy
 from anaphora.blocks.pool import Block
@@ -40,6 +39,9 @@ class TierSizes:
     disk: int = 0
     remote: int = 0
     write_policy: WritePolicy = WritePolicy.THROUGH
+    ram_policy: str | None = None
+    """None: as the pool's."""
+    disk_policy: str | None = None
 
 
 class Counted:
@@ -111,7 +113,10 @@ class _AtOnce(Lane):
 
 
 class TieredReplay:
-    """A pool of `num_blocks` blocks and the tiers behind it, RAM and disk under the same policy as the pool."""
+    """A pool of `num_blocks` blocks and the tiers behind it.
+
+    `policy` is the pool's, and that of RAM and disk unless `sizes` says otherwise.
+    """
 
     def __init__(
         self, num_blocks: int, policy: str, sizes: TierSizes, block_size: int, costs: Costs | None = None
@@ -195,15 +200,13 @@ def runs_of(places: Sequence[int], block_size: int, block_bytes: int) -> list[Ru
 
 
 def _hierarchy(policy: str, sizes: TierSizes) -> Hierarchy:
-    def new() -> EvictionPolicy[Any]:
-        return make_policy(policy)
-
     orphans = sizes.write_policy is WritePolicy.ON_EVICTION
+    ram, disk = make_policy(sizes.ram_policy or policy), make_policy(sizes.disk_policy or policy)
     tiers = []
     if sizes.ram:
-        tiers.append(Tier(RamTier(sizes.ram * (1 + ENTRY_BYTES), 1, new(), keeps_orphans=orphans), 0, _SPEED))
+        tiers.append(Tier(RamTier(sizes.ram * (1 + ENTRY_BYTES), 1, ram, keeps_orphans=orphans), 0, _SPEED))
     if sizes.disk:
-        tiers.append(Tier(Counted(TIERS[1], sizes.disk, new(), keeps_orphans=orphans), 0, _SPEED))
+        tiers.append(Tier(Counted(TIERS[1], sizes.disk, disk, keeps_orphans=orphans), 0, _SPEED))
     if sizes.remote:  # evicts by itself, by age, and asks nobody about parents
         remote = Counted(TIERS[2], sizes.remote, make_policy("lru"), keeps_orphans=True)
         tiers.append(Tier(remote, 0, _SPEED, HotKeys().count))

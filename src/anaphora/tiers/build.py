@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from anaphora.blocks.eviction import make_policy
+from anaphora.blocks.eviction import DEFAULT_POLICY, make_policy
 from anaphora.errors import ConfigError
 from anaphora.tiers.break_even import LoadSpeed
 from anaphora.tiers.directory import lock_bytes
@@ -42,9 +42,9 @@ class TierConfig:
     disk_bytes: int = 0
     remote_url: str | None = None
     write_policy: WritePolicy = WritePolicy.THROUGH
-    ram_policy: str = "lru"
+    ram_policy: str = DEFAULT_POLICY
     """Which block goes first, by the names of blocks/eviction."""
-    disk_policy: str = "lru"
+    disk_policy: str = DEFAULT_POLICY
 
 
 def open_hierarchy(
