@@ -242,6 +242,27 @@ def test_a_write_that_was_given_up_leaves_nothing(tmp_path: Path) -> None:
         other.close()
 
 
+def test_close_waits_for_a_call_that_was_given_up(tmp_path: Path) -> None:
+    """Mooncake's client does not survive to be closed in the middle of one, nor does the process."""
+    with mooncake(tmp_path, 64 << 20) as cluster:
+        store = open_remote(f"mooncake://{cluster.address}?timeout=0.5")
+        assert isinstance(store, MooncakeStore)
+        tier = RemoteTier(store)
+        blocks = chain("closed", 2)
+        until(lambda: tier.save(blocks, payloads(blocks)) == [Outcome.OK] * 2, 20)
+        cluster.holder.send_signal(signal.SIGSTOP)
+        until(partial(all_threads_stopped, cluster.holder.pid), 10)
+        assert Outcome.OK not in tier.load(blocks, room(2))
+        assert not store._workers.ended(Deadline(0))
+        goes_on = threading.Timer(0.5, cluster.holder.send_signal, [signal.SIGCONT])
+        goes_on.start()
+        start = time.monotonic()
+        tier.close()
+        assert time.monotonic() - start < 2 * MOST_SECONDS
+        assert store._workers.ended(Deadline(0))
+        goes_on.join()
+
+
 def test_calls_given_up_are_not_begun_or_undone() -> None:
     at_it, go = threading.Barrier(2), threading.Event()
     done: list[str] = []

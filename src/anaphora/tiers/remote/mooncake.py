@@ -49,6 +49,8 @@ COPIED_BYTES = 512 << 10
 costs 70 microseconds, the copy of a megabyte 160."""
 LOCAL_BUFFER_BYTES = 16 << 20
 REST_SECONDS = 30.0
+CLOSE_SECONDS = 10.0
+"""Longer than a call takes that Mooncake's client gives up by itself; see the environment above."""
 NOT_READY, NOT_FOUND, LEASE_EXPIRED, NO_ROOM, LONGER = OF_ONE_KEY = -703, -704, -707, -200, -600
 """Not ready: somebody else is writing it."""
 TRANSFER_FAILED = range(-899, -799)
@@ -147,10 +149,11 @@ class MooncakeStore:
         self._waited(self._connector.start(lambda: self._register_memories(client)), deadline)
 
     def close(self) -> None:
-        """Waits for the store as long as for an operation; what does not end by then ends with the process."""
+        """Waits for calls that were given up: a client that is closed in the middle of one takes the process with it.
+        What has not ended after CLOSE_SECONDS ends with the process."""
         with self._lock:
             job, self._connecting = self._connecting, None
-        if job is not None and job.done:
+        if job is not None and job.done and self._workers.ended(Deadline(CLOSE_SECONDS)):
             deadline = Deadline(self._options.timeout)
             with suppress(Exception):
                 client = job.result(deadline)

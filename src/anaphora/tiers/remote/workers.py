@@ -56,6 +56,10 @@ class Job(Generic[T]):
     def failed(self) -> bool:
         return self.done and self._error is not None
 
+    def ended(self, deadline: Deadline) -> bool:
+        """Wait for its end; False when that is not before the deadline."""
+        return self._done.wait(deadline.remaining())
+
     def result(self, deadline: Deadline) -> T:
         """Wait for the answer, or raise what the call raised. Raises TimeoutError after the deadline."""
         while not self.done:
@@ -91,6 +95,10 @@ class Worker:
         self._jobs.put(job)
         return job
 
+    def ended(self, deadline: Deadline) -> bool:
+        """Wait for the end of its calls; False when that is not before the deadline."""
+        return all(job.ended(deadline) for job in self._begun)
+
     def give_up(self) -> None:
         """Nobody waits for its calls any more."""
         for job in self._begun:
@@ -122,6 +130,10 @@ class Workers:
     @property
     def arenas(self) -> list[memoryview]:
         return [worker.arena for worker in self._all]
+
+    def ended(self, deadline: Deadline) -> bool:
+        """Wait for the end of all calls; False when that is not before the deadline."""
+        return all(worker.ended(deadline) for worker in self._all)
 
     def lend(self, deadline: Deadline) -> Worker:
         """Raises StoreError when none is free in time, at once when all rest."""
