@@ -181,6 +181,19 @@ def test_a_lower_limit_holds_from_the_start(tmp_path: Path) -> None:
     tier.close()
 
 
+def test_a_lower_limit_keeps_the_beginning_of_a_long_prefix(tmp_path: Path) -> None:
+    tier, blocks = disk(tmp_path, 4 * MIB), chain("long", 300)
+    for at in range(0, 300, 10):
+        tier.save(blocks[at : at + 10], payloads(blocks[at : at + 10]))
+    tier.close()
+    assert len(list(tmp_path.glob("seg-*"))) > 2
+    tier = disk(tmp_path, 2 * MIB)
+    left = tier.contains(keys(blocks))
+    assert 0 < sum(left) < 300
+    assert left == sorted(left, reverse=True)  # what lies behind a block that is gone could not be used
+    tier.close()
+
+
 def test_the_order_of_use_survives_a_restart(tmp_path: Path) -> None:
     limit = 16 + 4 * file_bytes(slot_bytes(16, SIZE), 1)
     tier, blocks = disk(tmp_path, limit), [chain(name, 1)[0] for name in range(5)]

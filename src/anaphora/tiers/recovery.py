@@ -45,10 +45,29 @@ def _entries(segment: Segment) -> list[DiskEntry]:
 
 
 def _too_many(tables: dict[Segment, list[DiskEntry]], room: int) -> Sequence[Segment]:
-    """Those used longest ago, until the rest has room: the limit may be lower than last time."""
+    """Those needed longest ago, until the rest has room: the limit may be lower than last time.
+
+    A block is needed when it or a block behind it is used, and of segments needed last at the same time the one
+    whose blocks lie deepest goes: blocks are of no use without those before them.
+    """
     used = sum(segment.file_bytes for segment in tables)
+    if used <= room:
+        return []
+    needed: dict[bytes, int] = {}
+    every = (entry for entries in tables.values() for entry in entries)
+    for entry in sorted(every, key=attrgetter("depth"), reverse=True):  # children first
+        needed[entry.hash] = max(needed.get(entry.hash, 0), entry.last_used)
+        needed[entry.parent] = max(needed.get(entry.parent, 0), needed[entry.hash])
+
+    def worth(segment: Segment) -> tuple[int, int]:
+        entries = tables[segment]
+        return (
+            max((needed[entry.hash] for entry in entries), default=0),
+            -min((entry.depth for entry in entries), default=0),
+        )
+
     dropped = []
-    for segment in sorted(tables, key=lambda each: max((entry.last_used for entry in tables[each]), default=0)):
+    for segment in sorted(tables, key=worth):
         if used <= room:
             break
         used -= segment.file_bytes
