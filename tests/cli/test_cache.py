@@ -15,6 +15,7 @@ from click.testing import CliRunner, Result
 from anaphora.blocks.eviction import LRU
 from anaphora.cli.cache import cache
 from anaphora.errors import ConfigError
+from anaphora.tiers import archive
 from anaphora.tiers.disk import DiskTier
 from anaphora.tiers.store import BlockMeta, Outcome
 from support.stored_blocks import OTHER_SPACE, SIZE, chain, payloads, room
@@ -164,6 +165,15 @@ def test_export_beside_a_server_and_without_the_damaged(folder: Path, tmp_path: 
     server.close()
     assert (found["blocks"], found["skipped"]) == (7, 1)
     assert run_json("import", tmp_path / "there", tmp_path / "warm.kv")["blocks"] == 7
+
+
+def test_an_export_that_is_interrupted_leaves_nothing(folder: Path, tmp_path: Path) -> None:
+    def interrupted(blocks: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        archive.export(folder, tmp_path / "warm.kv", interrupted)
+    assert not list(tmp_path.glob("warm.kv*"))
 
 
 def test_import_keeps_its_limit(folder: Path, tmp_path: Path) -> None:

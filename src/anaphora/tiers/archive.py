@@ -84,12 +84,12 @@ def export(directory: Path, file: Path, progress: Callable[[int], None] = lambda
             _write_all(out, segments, moved, progress)
         unfinished.rename(file)
     except OSError as error:
-        with suppress(OSError):
-            unfinished.unlink()
         raise StoreError(
             f"{file} cannot be written: {error.strerror}; name a file in a folder that exists and has room"
         ) from error
-    finally:
+    finally:  # also when it is interrupted
+        with suppress(OSError):
+            unfinished.unlink()
         for segment in segments:
             segment.close()
     return moved

@@ -62,7 +62,9 @@ class DiskTier:
         self.directory = directory
         self.limit_bytes = limit_bytes
         if limit_bytes < lock_bytes() + file_bytes(2 * PAGE, 1):
-            raise ConfigError(f"a disk cache of {limit_bytes:,} bytes holds no block; give --disk-cache more")
+            raise ConfigError(
+                f"a disk cache of {limit_bytes:,} bytes holds no block; give --disk-cache (an import: --limit) more"
+            )
         self._keeps_orphans = keeps_orphans
         self._wall_clock = wall_clock
         self._clock = clock
