@@ -96,27 +96,21 @@ def test_people_json_and_page_tell_the_same(conversations: Path, tmp_path: Path)
 
 def test_tiers_are_tried_behind_a_pool(conversations: Path) -> None:
     args = (conversations, *MODEL, "--prefill-speed", "20000", "--policy", "lru", "--kv-memory", "3GiB")
-    found = report(*args, "--ram-cache", "12.5GiB", "--disk-cache", "1000", "--write-policy", "on_eviction")["tiers"]
+    tiers = ("--ram-cache", "12.5GiB", "--disk-cache", "1000")
+    found = report(*args, *tiers, "--cache-write-policy", "on-eviction")["tiers"]
     assert (found["pool_blocks"], found["ram_blocks"], found["disk_blocks"]) == (48, 199, 1000)
     assert set(found["sources"]) == {"pool", "ram", "disk"}
     assert found["seconds"]["load_seconds"] > 0
     assert (found["policy"], found["ram_policy"], found["disk_policy"]) == ("lru", "lru", "lru")
-    mixed = (
-        "--ram-cache",
-        "12.5GiB",
-        "--ram-eviction-policy",
-        "lfu",
-        "--disk-cache",
-        "9",
-        "--disk-eviction-policy",
-        "arc",
-    )
+    mixed = (*tiers, "--ram-eviction-policy", "lfu", "--disk-eviction-policy", "arc")
     other = report(*args, *mixed)["tiers"]
     assert (other["policy"], other["ram_policy"], other["disk_policy"]) == ("lru", "lfu", "arc")
-    assert "lru, RAM lfu, disk arc, write_through." in run(*args, *mixed).stdout
+    assert "lru, RAM lfu, disk arc, write-through." in run(*args, *mixed).stdout
     told = run(*args, "--ram-cache", "12.5GiB")
-    assert "lru, write_through." in told.stdout
+    assert "lru, write-through." in told.stdout
     assert "The pool alone saves" in told.stdout
+    with pytest.raises(ConfigError, match="add --ram-cache"):
+        run(*args, "--disk-cache", "9", "--cache-write-policy", "on-eviction")
 
 
 def test_a_pool_alone_is_a_hierarchy_without_tiers(conversations: Path) -> None:

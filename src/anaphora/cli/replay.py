@@ -37,7 +37,7 @@ _CACHE: tuple[Callable[[F], F], ...] = (
     click.option("--disk-cache", help="Disk tier: blocks or a size."),
     click.option("--remote-cache", help="Remote store: blocks or a size."),
     click.option(
-        "--write-policy", type=click.Choice(["write_through", "on_eviction"]), default="write_through",
+        "--cache-write-policy", type=click.Choice(["write-through", "on-eviction"]), default="write-through",
         show_default=True, help="When blocks go to the tiers.",
     ),
     click.option("--ram-eviction-policy", help="What goes when RAM is full. Default: as the last --policy."),

@@ -37,6 +37,8 @@ def check(options: dict[str, Any]) -> None:
             make_policy(policy)
             if options[f"{tier}_cache"] is None:
                 raise ConfigError(f"--{tier}-eviction-policy {policy} is of a tier: add --{tier}-cache")
+    if options["cache_write_policy"] == "on-eviction" and options["ram_cache"] is None:
+        raise ConfigError("--cache-write-policy on-eviction goes through RAM, as in the server: add --ram-cache")
     if options["bounded"] and not options["sizes"]:
         raise ConfigError("--bounded simulates the sizes of --sizes and nothing else; give some")
     if options["hardware"] is not None and options["model"] is None and options["prefill_speed"] is None:
@@ -66,11 +68,12 @@ def make_plan(options: dict[str, Any], spool: Spool, processes: int) -> Plan:
         raise ConfigError("--worth counts by the hour, and all requests of this trace have the same time; leave it out")
     ram, disk, remote = (_blocks(options[name], weights[name], _flag(name)) for name in _TIERS)
     pool, policies = options["kv_memory"], (options["ram_eviction_policy"], options["disk_eviction_policy"])
+    written = WritePolicy(options["cache_write_policy"])
     return Plan(
         policies=_policies(options["policies"]),
         sizes=[_blocks(text, block, "--sizes") for text in _split(options["sizes"])],
         pool=None if pool is None else _blocks(pool, block, "--kv-memory"),
-        tiers=None if pool is None else TierSizes(ram, disk, remote, WritePolicy(options["write_policy"]), *policies),
+        tiers=None if pool is None else TierSizes(ram, disk, remote, written, *policies),
         costs=costs,
         worth=options["worth"],
         bounded=options["bounded"],

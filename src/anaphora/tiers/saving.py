@@ -1,7 +1,7 @@
 """Blocks on their way out: from the pool into RAM, from there to disk and remote.
 
-    write_through   computed -> RAM -> disk, remote        giving a block up later costs nothing
-    on_eviction     evicted  -> RAM; RAM nearly full -> disk, remote
+    write-through   computed -> RAM -> disk, remote        giving a block up later costs nothing
+    on-eviction     evicted  -> RAM; RAM nearly full -> disk, remote
 
 A tier that is behind drops what it is given, counted: the pool never waits for it.
 """
@@ -26,9 +26,9 @@ _SPARE = 8
 class WritePolicy(Enum):
     """When a block goes to the tiers."""
 
-    THROUGH = "write_through"
+    THROUGH = "write-through"
     """As soon as it is computed: what was stored survives a kill, and giving it up later costs nothing."""
-    ON_EVICTION = "on_eviction"
+    ON_EVICTION = "on-eviction"
     """When the pool gives it up, and one tier further when RAM does: fewer writes. Needs a RAM tier."""
 
 

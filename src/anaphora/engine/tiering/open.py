@@ -29,7 +29,7 @@ def open_tiers(config: EngineConfig, namespace: Namespace, memory: memoryview) -
 
     Raises ConfigError for a limit that holds no block, a folder in use and a URL nobody knows.
     """
-    policy = WritePolicy(config.cache_write_policy.replace("-", "_"))
+    policy = WritePolicy(config.cache_write_policy)
     bell = Bell()
     hierarchy = open_hierarchy(
         TierConfig(
