@@ -12,14 +12,14 @@ import pytest
 from xxhash import xxh3_128_digest
 
 from anaphora.tiers.format import header_bytes, pack_header
-from anaphora.tiers.remote.breaker import Circuit
+from anaphora.tiers.remote.breaker import Circuit, CircuitBreaker
 from anaphora.tiers.remote.hot import HotKeys
 from anaphora.tiers.remote.registry import open_remote
 from anaphora.tiers.remote.tier import RemoteTier
 from anaphora.tiers.remote.valkey import KEY_PREFIX, ValkeyStore
 from anaphora.tiers.remote.valkey_url import parse
 from anaphora.tiers.store import BlockMeta, Outcome, StoreError
-from support.remote import valkey
+from support.remote import until, valkey
 from support.stored_blocks import OTHER_SPACE, SIZE, chain, payload, payloads, room
 
 
@@ -165,13 +165,32 @@ def test_a_full_store_drops() -> None:
         tier.close()
 
 
-def test_a_store_full_of_lies_is_left_alone(tier: RemoteTier, server: Any) -> None:
+def test_a_store_full_of_lies_is_left_alone(tier: RemoteTier, server: Any, caplog: pytest.LogCaptureFixture) -> None:
     blocks = chain("lies", 4)
     for block in blocks:
         server.client().set(raw_name(block), b"x" * (header_bytes(16) + SIZE))
     assert [loaded(tier, [block])[0] for block in blocks] == [Outcome.CORRUPT] * 3 + [Outcome.FAILED]
     assert "corrupt" in tier.stats().off
+    assert [record.message for record in caplog.records] == [
+        "the remote cache is left alone until it answers again, requests go on without it: "
+        "every block it gave was corrupt"
+    ]
     assert server.client().dbsize() == 1
+
+
+def test_a_store_that_comes_back_is_said_to(caplog: pytest.LogCaptureFixture) -> None:
+    store = Outsider(StoreError("10.0.0.5:6379: connection refused"))
+    tier = RemoteTier(store, breaker=CircuitBreaker(failures=2, pause=0.01))
+    for _ in range(3):
+        tier.contains([b"key"])
+    store.answer = [True]
+    until(lambda: tier.contains([b"key"]) == [True], 5)
+    tier.contains([b"key"])
+    assert [record.message for record in caplog.records] == [
+        "the remote cache is left alone until it answers again, requests go on without it: "
+        "10.0.0.5:6379: connection refused",
+        "the remote cache answers again",
+    ]
 
 
 def test_what_is_read_often_is_to_be_kept(server: Any) -> None:

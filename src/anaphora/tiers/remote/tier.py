@@ -6,6 +6,7 @@ full (DROPPED), or it lies (another key's value, an old version, a value cut sho
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from time import perf_counter
 from typing import TypeVar
@@ -19,6 +20,7 @@ from anaphora.tiers.store import BlockMeta, Outcome, RemoteStore, StoreError, Ti
 BATCH_BYTES = 64 << 20
 """Payload of one call of the store: when one fails, the blocks before it are there and those after it are not asked."""
 
+log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
@@ -137,7 +139,7 @@ class RemoteTier:
             if complaint := wrong(answer):
                 self._failed(complaint)
             else:
-                self._breaker.succeeded()
+                self._succeeded()
         return answers[0] if answers else None
 
     def _tried(self, call: Callable[[], T]) -> list[T]:
@@ -148,9 +150,17 @@ class RemoteTier:
             self._failed(str(error) or type(error).__name__)
             return []
 
+    def _succeeded(self) -> None:
+        if self._breaker.state is not Circuit.CLOSED:
+            log.warning("the remote cache answers again")
+        self._breaker.succeeded()
+
     def _failed(self, why: str) -> None:
         self._last_error = why
+        before = self._breaker.state
         self._breaker.failed()
+        if before is Circuit.CLOSED and self._breaker.state is not Circuit.CLOSED:
+            log.warning("the remote cache is left alone until it answers again, requests go on without it: %s", why)
 
 
 class _Values(Sequence[Sequence[memoryview]]):
