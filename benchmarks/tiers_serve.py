@@ -1,9 +1,11 @@
 """Time to first token of a long prefix by where it comes from, and what tiers cost when they hit nothing.
 
     python benchmarks/tiers_serve.py [--model smollm2-135m] [--tokens 4096] [--rounds 3] [--folder DIR] [--out FILE]
+        [--remote]
 
 One engine at a time, in this process. A round: a prefix of its own, computed (cold), asked for again (pool), and again
 by a new engine over the same folder (disk after a restart); what reading the same bytes takes is measured beside it.
+With --remote also by engines that find it in a Valkey and in a Mooncake of this machine, where another stored it.
 Then engines with and without tiers take turns at prompts that nobody has seen: time to first token, and decode steps.
 Ratios are those of medians. Nothing else should run meanwhile. Exit status 1: a goal was missed.
 """
@@ -20,6 +22,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -90,6 +93,17 @@ def bare_read(folder: Path, nbytes: int) -> float:
     return time.perf_counter() - began
 
 
+def remote_stores(folder: Path) -> Iterator[tuple[str, str]]:
+    """Name and URL of one store after the other; each runs while it is the turn's."""
+    sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+    from support.remote import mooncake, valkey
+
+    with valkey(maxmemory="1gb") as server:
+        yield "valkey", f"valkey://127.0.0.1:{server.port}"
+    with mooncake(folder, 512 << 20) as cluster:
+        yield "mooncake", f"mooncake://{cluster.address}"
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2-135m")
@@ -97,14 +111,30 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--folder", type=Path, help="on the disk to be measured; default: a temporary one")
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--remote", action="store_true", help="from shared stores too; needs the extra dev")
     chosen = parser.parse_args()
     source = resolve_model(chosen.model)
     length = chosen.tokens + DECODED + 1
 
-    def engine_of(disk: Path | None) -> Engine:
+    def engine_of(disk: Path | None, remote: str | None = None) -> Engine:
         cache = f"{disk}:4GiB" if disk else None
-        user = UserConfig(max_model_len=length, kv_memory=512 << 20, disk_cache=cache)
+        user = UserConfig(max_model_len=length, kv_memory=512 << 20, disk_cache=cache, remote_cache=remote)
         return load(prepare(source, user), Startup())
+
+    def remote_ttfts(url: str) -> Iterator[float]:
+        prompt = prompt_of(99, chosen.tokens)
+        first = engine_of(None, url)
+        run(first, prompt)
+        assert first.tiers is not None
+        assert first.tiers.wait(60)
+        first.close()
+        for _ in range(chosen.rounds):
+            engine = engine_of(None, url)
+            warm = run(engine, prompt)
+            engine.close()
+            assert warm.last.sources is not None
+            print(f"{url} gave {warm.last.sources.remote.tokens} of {chosen.tokens} tokens", flush=True)
+            yield warm.ttft
 
     names = ("cold", "pool", "disk", "bare", "off", "on", "off step", "on step")
     found: dict[str, list[float]] = {name: [] for name in names}
@@ -127,6 +157,8 @@ def main() -> int:
             found["bare"].append(bare_read(folder, nbytes))  # before and after: the disk may remember
             engine.close()
             print(*(f"{name} {found[name][-1]:.3f} s" for name in names[:4]), sep=", ", flush=True)
+        for store, url in remote_stores(Path(made)) if chosen.remote else ():
+            found[store] = list(remote_ttfts(url))
         plain, tiered = engine_of(None), engine_of(Path(made) / "none")
         for i in range(TURNS):
             turn = [("off", plain), ("on", tiered)]

@@ -128,12 +128,12 @@ def read_all(
     for path in paths:
         report = ReadReport()
         reports.append((path, report))
-        progress(f"Reading {path.name}", done, None)
+        progress(f"Reading {path.name or path}", done, None)
         for request in read_trace(path, report, form=form, strict=strict, tokenize=tokenize):
             yield request
             done += 1
             if done % 1024 == 0:
-                progress(f"Reading {path.name}", done, None)
+                progress(f"Reading {path.name or path}", done, None)
     bad = [(path, report) for path, report in reports if report.malformed]
     if not done and bad:
         path, report = bad[0]
