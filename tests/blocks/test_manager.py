@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import hypothesis.strategies as st
 import pytest
@@ -10,34 +10,10 @@ from hypothesis import given, settings
 
 from anaphora.blocks import hashing, prefix_index, publishing
 from anaphora.blocks.hashing import HashChain
-from anaphora.blocks.manager import BlockTable, KVCacheManager, PrefixMatch
+from anaphora.blocks.manager import KVCacheManager, PrefixMatch
 from anaphora.errors import BlockStateError, ConfigError, OutOfBlocks
-from anaphora.types import NULL_BLOCK, BlockCopy, BlockHash
-
-KEY, OTHER_KEY = b"k" * 32, b"o" * 32
-
-
-def match(kv: KVCacheManager, tokens: Sequence[int], max_tokens: int | None = None, key: bytes = KEY) -> PrefixMatch:
-    limit = len(tokens) if max_tokens is None else max_tokens
-    return kv.match_prefix(tokens, HashChain(key, kv.block_size), limit)
-
-
-def start(kv: KVCacheManager, tokens: Sequence[int], key: bytes = KEY) -> tuple[BlockTable, HashChain, list[BlockCopy]]:
-    """Open on the longest match and compute the rest in one step, not committed."""
-    chain = HashChain(key, kv.block_size)
-    table, copies = kv.open(kv.match_prefix(tokens, chain, len(tokens)))
-    kv.reserve(table, len(tokens))
-    return table, chain, copies
-
-
-def run(kv: KVCacheManager, tokens: Sequence[int], key: bytes = KEY) -> None:
-    """One request from start to end."""
-    table, chain, copies = start(kv, tokens, key)
-    kv.release_copies(copies)
-    kv.commit(table, tokens, chain, len(tokens))
-    kv.slide(table, len(tokens))
-    kv.close(table, tokens, chain, len(tokens))
-    kv.check_invariants()
+from anaphora.types import BlockHash
+from support.managers import KEY, OTHER_KEY, match, run, start
 
 
 def test_reuse_is_to_the_token() -> None:
@@ -281,46 +257,6 @@ def test_callers_mistakes_are_noticed() -> None:
     for sizes in impossible:
         with pytest.raises(ConfigError, match="at least 1"):
             KVCacheManager(*sizes)
-
-
-def test_a_window_keeps_and_needs_only_what_it_sees() -> None:
-    kv = KVCacheManager(64, 4, [None, 6])
-    tokens = list(range(24))
-    table, chain, _ = start(kv, tokens)
-    kv.commit(table, tokens, chain, 24)
-    kv.slide(table, 24)  # the query at 24 sees 19 .. 24
-    full, windowed = table.groups
-    assert NULL_BLOCK not in full
-    assert [block == NULL_BLOCK for block in windowed] == [True] * 4 + [False] * 2
-    kv.close(table, tokens, chain, 24)
-    table, _ = kv.open(match(kv, tokens, max_tokens=20))
-    assert [block == NULL_BLOCK for block in table.groups[1]] == [True] * 3 + [False] * 2
-    assert kv.num_active == 7
-
-
-def test_without_a_block_its_window_needs_a_prefix_is_shorter() -> None:
-    kv = KVCacheManager(9, 2, [None, 2])
-    run(kv, range(8))  # 4 + 4 blocks cached; the windowed ones went first
-    table, chain, _ = start(kv, [99] * 4)  # takes the free block, and the windowed blocks 0, 1 and 2
-    assert kv.evictions == 3
-    assert match(kv, range(8)).num_tokens == 8  # sees 7 only
-    assert match(kv, range(7)).num_tokens == 7  # runs into block 3, which is there
-    assert match(kv, range(6)).num_tokens == 0  # would see 5, in block 2
-    kv.close(table, [99] * 4, chain, 4)
-    kv.check_invariants()
-
-
-def test_a_windowed_request_outlives_a_pool_of_its_window() -> None:
-    kv = KVCacheManager(3, 2, [3])
-    tokens = list(range(100))
-    table, chain, _ = start(kv, tokens[:2])
-    for end in range(2, 101):
-        kv.reserve(table, end)
-        kv.commit(table, tokens, chain, end)
-        kv.slide(table, end)
-    kv.close(table, tokens, chain, 100)
-    kv.check_invariants()
-    assert match(kv, tokens).num_tokens == 100
 
 
 def test_reset_forgets_what_is_cached_and_what_is_held() -> None:

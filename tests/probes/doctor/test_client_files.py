@@ -13,7 +13,7 @@ from anaphora.probes.doctor.finding import Diagnosis
 from anaphora.probes.doctor.fixing import apply, fix
 from anaphora.probes.doctor.report import Report
 from anaphora.probes.doctor.source import Source
-from probes.doctor.test_chain import KEY, token_that_ended
+from support.diagnoses import KEY, token_that_ended
 
 
 def check(path: Path, text: str) -> Source:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from anaphora.engine.loop import EngineLoop
 from anaphora.server.settings import ServerSettings, ServerState
-from probes.doctor.test_chain import codes, diagnose, step
+from support.diagnoses import codes, diagnose, step
 from support.engines import make_engine
 from support.models import tiny_llama
 from support.servers import running

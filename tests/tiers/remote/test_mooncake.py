@@ -18,7 +18,7 @@ from anaphora.tiers.remote.deadline import Deadline
 from anaphora.tiers.remote.mooncake_url import parse
 from anaphora.tiers.remote.registry import open_remote
 from anaphora.tiers.remote.tier import RemoteTier
-from anaphora.tiers.remote.workers import Worker, Workers
+from anaphora.tiers.remote.workers import NICENESS, Worker, Workers
 from anaphora.tiers.store import Outcome, RemoteStore, StoreError
 from support.remote import Mooncake, free_port, mooncake, until, why_no_mooncake, write
 from support.stored_blocks import chain, payload, payloads, room
@@ -286,10 +286,15 @@ def test_a_process_that_is_nicer_than_its_workers_stays_so() -> None:
 
     def nice() -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 15)
-        worker = Worker("test", 1, 4096, niceness=10)
-        job = worker.start(lambda: os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
-        found.append(job.result(Deadline(5)))
+        found.append(niceness_of(Worker("test", 1, 4096, niceness=10)))
 
+    def niceness_of(worker: Worker) -> int:
+        job = worker.start(lambda: os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+        return job.result(Deadline(5))
+
+    ours = os.getpriority(os.PRIO_PROCESS, 0)
+    assert niceness_of(Worker("test", 1, 4096)) == ours
+    assert niceness_of(Workers("test", 1, 1, 4096, rest=1).lend(Deadline(1))) == max(ours, NICENESS)
     thread = threading.Thread(target=nice)
     thread.start()
     thread.join(10)

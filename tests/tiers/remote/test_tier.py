@@ -179,6 +179,7 @@ def test_a_store_full_of_lies_is_left_alone(tier: RemoteTier, server: Any, caplo
 
 
 def test_a_store_that_comes_back_is_said_to(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
     store = Outsider(StoreError("10.0.0.5:6379: connection refused"))
     tier = RemoteTier(store, breaker=CircuitBreaker(failures=2, pause=0.01))
     for _ in range(3):
@@ -275,10 +276,17 @@ def test_blocks_before_a_failure_count_within_a_batch() -> None:
                 head[:], body[:] = values[index][: len(head)], values[index][len(head) :]
                 yield len(values[index])
 
+        def delete(self, keys: Sequence[bytes]) -> None:
+            deleted.extend(keys)
+
+    deleted: list[bytes] = []
     tier = RemoteTier(CutOff(None))
     assert loaded(tier, blocks) == [Outcome.OK] * 2 + [Outcome.FAILED] * 2
     stats = tier.stats()
     assert (stats.hits, stats.failed) == (2, 2)
+    values[1] = values[1][:-1] + bytes([values[1][-1] ^ 1])
+    assert loaded(tier, blocks) == [Outcome.OK, Outcome.CORRUPT] + [Outcome.FAILED] * 2
+    assert not deleted, "a store that has just failed is asked for nothing more"
 
 
 def test_what_is_written_is_made_when_it_is_asked_for() -> None:

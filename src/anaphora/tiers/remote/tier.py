@@ -105,10 +105,10 @@ class RemoteTier:
                 outcomes.append(_judge(*found))  # noqa: PERF401  what was judged before a failure counts
             return outcomes
 
-        self._asked(read, wrong=_only_lies)
-        corrupt = [block.key for block, outcome in zip(blocks, outcomes, strict=False) if outcome is Outcome.CORRUPT]
-        if corrupt:
-            self._tried(lambda: self._store.delete(corrupt))
+        if self._asked(read, wrong=_only_lies) is not None:
+            corrupt = [block.key for block, outcome in zip(blocks, outcomes, strict=True) if outcome is Outcome.CORRUPT]
+            if corrupt:
+                self._tried(lambda: self._store.delete(corrupt))
         return outcomes
 
     def _save(self, blocks: Sequence[BlockMeta], data: Sequence[memoryview]) -> tuple[list[Outcome], int] | None:
@@ -116,16 +116,14 @@ class RemoteTier:
         there = self._asked(lambda: _as_many(wanted, self._store.contains(wanted)))
         if there is None:
             return None
+        outcomes = [Outcome.OK] * len(blocks)
         new = [index for index, known in enumerate(there) if not known]
+        if not new:
+            return outcomes, 0
         values = _Values([blocks[index] for index in new], [data[index] for index in new])
-        stored = (
-            self._asked(lambda: _as_many(values.keys, self._store.write(values.keys, values.sizes, values)))
-            if new
-            else []
-        )
+        stored = self._asked(lambda: _as_many(values.keys, self._store.write(values.keys, values.sizes, values)))
         if stored is None:
             return None
-        outcomes = [Outcome.OK] * len(blocks)
         for index, done in zip(new, stored, strict=True):
             outcomes[index] = Outcome.OK if done else Outcome.DROPPED
         return outcomes, sum(data[index].nbytes for index, done in zip(new, stored, strict=True) if done)
@@ -152,7 +150,7 @@ class RemoteTier:
 
     def _succeeded(self) -> None:
         if self._breaker.state is not Circuit.CLOSED:
-            log.warning("the remote cache answers again")
+            log.info("the remote cache answers again")
         self._breaker.succeeded()
 
     def _failed(self, why: str) -> None:
