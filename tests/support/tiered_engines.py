@@ -16,7 +16,7 @@ from anaphora.engine.tiering.prefill import PrefillEstimate
 from anaphora.tiers.break_even import PrefillSpeed
 from support.engines import GREEDY, make_engine
 
-SLOW = PrefillSpeed(1.0)
+SLOW = PrefillSpeed(0.05)
 """As of a model that is worth loading for: the tiny ones compute faster than any tier loads."""
 Tokens = dict[str, tuple[int, ...]]
 
