@@ -32,14 +32,18 @@ store.close()
 @contextmanager
 def valkey(**config: Any) -> Iterator[ValkeyServer]:
     """A server of our own; `config` as in valkey.conf, underscores for dashes."""
-    with ValkeyServer(config={name.replace("_", "-"): value for name, value in config.items()}) as server:
+    settings = {name.replace("_", "-"): value for name, value in config.items()}
+    # By itself it takes the first free port from 16379 on, as does the one that another test starts at that moment.
+    with ValkeyServer(port=free_port(), config=settings) as server:
         yield server
 
 
 @contextmanager
 def valkey_cluster(nodes: int = 3) -> Iterator[list[ValkeyServer]]:
     """A cluster of primaries that share the slots evenly."""
-    servers = [ValkeyServer(config={"cluster-enabled": "yes", "cluster-node-timeout": "2000"}) for _ in range(nodes)]
+    settings = {"cluster-enabled": "yes", "cluster-node-timeout": "2000"}
+    buses = [free_port() for _ in range(nodes)]
+    servers = [ValkeyServer(port=free_port(), config={**settings, "cluster-port": bus}) for bus in buses]
     started: list[ValkeyServer] = []
     try:
         for server in servers:
@@ -50,8 +54,8 @@ def valkey_cluster(nodes: int = 3) -> Iterator[list[ValkeyServer]]:
             low, high = index * 16384 // nodes, (index + 1) * 16384 // nodes - 1
             client.execute_command("CLUSTER", "ADDSLOTSRANGE", low, high)
             client.execute_command("CLUSTER", "SET-CONFIG-EPOCH", index + 1)
-        for server in servers[1:]:
-            clients[0].execute_command("CLUSTER", "MEET", "127.0.0.1", server.port)
+        for server, bus in zip(servers[1:], buses[1:], strict=True):
+            clients[0].execute_command("CLUSTER", "MEET", "127.0.0.1", server.port, bus)
         until(lambda: all(b"cluster_state:ok" in _cluster_info(client) for client in clients), 20)
         until(lambda: all(len(client.execute_command("CLUSTER", "SLOTS")) == nodes for client in clients), 20)
         for client in clients:

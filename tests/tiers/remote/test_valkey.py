@@ -286,7 +286,6 @@ def test_a_server_that_restarts_is_found_again() -> None:
         first.terminate()
         with pytest.raises(StoreError):
             store.contains([key()])
-        first._desired_port = port
         first.start()
         name = key()
         assert store.contains([name]) == [False]
